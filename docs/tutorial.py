@@ -130,7 +130,7 @@ print(list(encoder.layers))
 print(h.shape, test_y[similarities.argsort()[-8:]])
 
 # %% [markdown]
-# `save` writes one folder with the weights (safetensors), the config and a model card.
+# `save` writes one folder with the weights and the config (safetensors).
 
 # %%
 encoder.save("encoder")

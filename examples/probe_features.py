@@ -1,4 +1,4 @@
-"""Evaluate features of any encoder: alignment, uniformity, rank, linear probe, k-NN.
+"""Evaluate features of any encoder: alignment, uniformity, rank, retrieval, linear probe, k-NN.
 
 python examples/probe_features.py
 """
@@ -22,6 +22,10 @@ def main() -> None:
     result = hj.measure(x[same], y[same])
     for name in ("align", "uniform", "uniform_optimum", "effective_rank"):
         print(f"{name}: {result[name]:.3f}")
+
+    found = hj.retrieval_scores(features, labels)  # among all other images
+    print(f"recall@1: {found['recall_at_1']:.1f}%, MAP@R: {found['map_at_r']:.1f}%")
+    print(f"RankMe: {hj.rankme(features):.2f} of {features.shape[1]} dimensions")
 
     split = features[:1400], labels[:1400], features[1400:], labels[1400:]
     linear, nearest = hj.linear_probe(*split), hj.knn_probe(*split, k=5)

@@ -24,7 +24,7 @@ def main(folder: Path, epochs: int = 10) -> None:
     h = encoder(images, layer="backbone")  # float32 [1797, 512]
     print(z.shape, h.shape)
 
-    encoder.save(folder / "encoder")  # weights, config and a card: no optimizer, no run
+    encoder.save(folder / "encoder")  # weights and config: no optimizer, no run
     again = hj.load(folder / "encoder")
     print("nearest neighbours of the first digit:", labels[(again(images) @ z[0]).argsort()[-6:-1]])
     split = z[:1400], labels[:1400], z[1400:], labels[1400:]

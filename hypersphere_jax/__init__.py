@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from hypersphere_jax.encoder import Encoder as Encoder
     from hypersphere_jax.encoder import load as load
     from hypersphere_jax.evaluation.knn import knn_probe as knn_probe
+    from hypersphere_jax.evaluation.knn import retrieval_scores as retrieval_scores
     from hypersphere_jax.evaluation.linear import linear_probe as linear_probe
     from hypersphere_jax.evaluation.metrics import measure as measure
     from hypersphere_jax.evaluation.metrics import rankme as rankme
-    from hypersphere_jax.evaluation.retrieval import retrieval_scores as retrieval_scores
     from hypersphere_jax.losses import *  # noqa: F403  one list of names, in losses/__init__.py
     from hypersphere_jax.losses import __all__ as __all__
     from hypersphere_jax.run import Run as Run
@@ -34,10 +34,9 @@ _MODULES = {
     **dict.fromkeys(("Encoder", "load"), "encoder"),
     **dict.fromkeys(("Run", "train"), "run"),
     "Recipe": "augment",
-    "knn_probe": "evaluation.knn",
+    **dict.fromkeys(("knn_probe", "retrieval_scores"), "evaluation.knn"),
     "linear_probe": "evaluation.linear",
     **dict.fromkeys(("measure", "rankme"), "evaluation.metrics"),
-    "retrieval_scores": "evaluation.retrieval",
 }
 
 

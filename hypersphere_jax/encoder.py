@@ -1,12 +1,11 @@
 """Trained encoders as functions of images: load, call, save."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from hypersphere_jax.utils import xla
 from hypersphere_jax.utils.files import atomic_write, parse_json
 
 WEIGHTS = "weights.safetensors"
-CARD = "README.md"
 RECORD = "encoder"  # key of config and step in the metadata of WEIGHTS
 LARGEST_BATCH = 256  # images on a device at once
 
@@ -184,7 +182,6 @@ class Encoder:
 
     def __post_init__(self) -> None:
         self._programs: dict[tuple, Callable] = {}
-        self._placed: tuple[tuple, Any] = ((), None)  # devices, and the arrays on them
 
     def __reduce__(self) -> tuple:
         """Pickle and copy without compiled programs and `apply`, which the config determines."""
@@ -221,34 +218,24 @@ class Encoder:
         Raises:
           UserError: for an unknown layer, or images that do not fit.
         """
-        models.check_layer(self.config, layer, "layer=")
         images = self._checked(images)
-        if not len(images):
-            return np.zeros((0, *self.layers[layer]), np.float32)
-        return np.concatenate(list(self.batches(images, layer, len(images))))
+        parts = list(self.batches(images, layer))
+        empty = np.zeros((0, *self.layers[layer]), np.float32)
+        return np.concatenate(parts) if parts else empty
 
-    def batches(
-        self,
-        images: Any,
-        layer: str = "output",
-        count: int | None = None,
-        devices: Sequence[jax.Device] | None = None,
-    ) -> Iterator[np.ndarray]:
+    def batches(self, images: Any, layer: str = "output") -> Iterator[np.ndarray]:
         """Yield the features batch by batch, for more images than fit into memory.
 
         Args:
           images: an array or tensor, or an iterable of images, each as in a list.
           layer: a name in `layers`.
-          count: number of images, or an upper bound. Defaults to many.
-          devices: devices to compute on. Defaults to all.
         """
         models.check_layer(self.config, layer, "layer=")
-        devices = distributed.local_devices(given=devices)
-        size = LARGEST_BATCH
-        if count is not None:
-            # A power of two, so that few numbers of images are compiled.
-            size = min(size, 1 << (-(-count // len(devices)) - 1).bit_length())
-        size *= len(devices)
+        devices = len(distributed.local_devices())
+        size = LARGEST_BATCH * devices
+        if hasattr(images, "__len__"):
+            # A power of two on each device, so that few numbers of images are compiled.
+            size = min(size, devices << (-(-len(images) // devices) - 1).bit_length())
         parts: Iterator[Any]
         if is_array(images):
             starts = range(0, len(images), size)
@@ -257,37 +244,31 @@ class Encoder:
             left = iter(images)
             parts = iter(lambda: list(itertools.islice(left, size)), [])
         for part in parts:
-            yield self._features(part, layer, size, devices)
+            yield self._features(part, layer, size)
 
     def save(self, folder: str | Path) -> Path:
-        """Write weights with the config (safetensors), and a card.
+        """Write the weights with the config into one safetensors file.
 
-        `load` reads only the file of weights, which is replaced last and at once: an interrupted
-        save leaves the earlier encoder.
+        The file is replaced at once: an interrupted save leaves the earlier encoder.
 
         Args:
           folder: new, or one that contains a saved encoder, which is replaced.
 
         Raises:
           UserError: for a file, or a folder that contains other files.
-          OSError: if the files cannot be written.
+          OSError: if the file cannot be written.
         """
         folder = Path(folder)
         require(folder.is_dir() or not folder.exists(), f"{folder} is a file: name a folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = {path.name for path in folder.glob("[!.]*")} - {WEIGHTS, CARD}
-        require(
-            not taken,
-            f"{folder} contains other files, such as {min(taken, default='')}: name another",
-        )
+        others = {path.name for path in folder.glob("[!.]*")} - {WEIGHTS}
+        example = min(others, default="")
+        require(not others, f"{folder} contains other files, such as {example}: name another")
         record = {"version": __version__, "step": self.step, "origin": self.origin}
         record_text = json.dumps(record | {"config": to_dict(self.config)}, indent=2)
         arrays = named_arrays(self.params, self.stats)
         weights = to_safetensors(arrays, "hypersphere_jax", **{RECORD: record_text})
-        with contextlib.ExitStack() as stack:
-            # The stack replaces the files in the opposite order, after all were written.
-            stack.enter_context(atomic_write(folder / WEIGHTS)).write(weights)
-            stack.enter_context(atomic_write(folder / CARD)).write(self._card().encode())
+        with atomic_write(folder / WEIGHTS) as file:
+            file.write(weights)
         return folder
 
     def _checked(self, images: Any) -> Any:
@@ -308,15 +289,21 @@ class Encoder:
         return list(images)
 
     @distributed.isolated()
-    def _features(self, part: Any, layer: str, size: int, devices: Sequence) -> np.ndarray:
+    def _features(self, part: Any, layer: str, size: int) -> np.ndarray:
         images, cropped = self._array(part)
         padded = np.zeros((size, *images.shape[1:]), images.dtype)
         padded[: len(images)] = images
-        program = self._program(layer, cropped, images.shape[1:], tuple(devices))
+        program = self._program(layer, cropped, images.shape[1:])
+        devices = distributed.local_devices()
         rows = distributed.split(padded.reshape(len(devices), -1, *images.shape[1:]), devices)
         with xla.kept_compiled(self.config.cache_dir):
-            layers = np.asarray(program(*self._on(tuple(devices)), rows))
+            layers = np.asarray(program(*self._weights, rows))
         return layers.reshape(-1, *layers.shape[2:])[: len(images)]
+
+    @functools.cached_property
+    def _weights(self) -> Any:
+        """Parameters and running statistics on all devices."""
+        return distributed.replicate((self.params, self.stats), distributed.local_devices())
 
     def _array(self, part: Any) -> tuple[np.ndarray, bool]:
         """Return images as one uint8 array, and whether they were cropped for that."""
@@ -339,13 +326,8 @@ class Encoder:
             return images
         return as_channels(images, channels)
 
-    def _on(self, devices: tuple) -> Any:
-        if self._placed[0] != devices:
-            self._placed = (devices, distributed.replicate((self.params, self.stats), devices))
-        return self._placed[1]
-
-    def _program(self, layer: str, cropped: bool, shape: tuple, devices: tuple) -> Callable:
-        key = (layer, cropped, shape, devices)
+    def _program(self, layer: str, cropped: bool, shape: tuple) -> Callable:
+        key = (layer, cropped, shape)
         if key not in self._programs:
             config = self.config
             size: Any = config.image_size
@@ -364,35 +346,8 @@ class Encoder:
                 outputs, _ = self.apply(params, stats, jax.vmap(prepare)(images), False)
                 return outputs[layer]
 
-            self._programs[key] = distributed.pmap(features, devices)
+            self._programs[key] = distributed.pmap(features, distributed.local_devices())
         return self._programs[key]
-
-    def _card(self) -> str:
-        """Return the text of README.md."""
-        config = self.config
-        custom = [name for name in ("network", "preprocess") if getattr(config, name) is not None]
-        arguments = "".join(f", {name}={name}" for name in custom)
-        layers = "\n".join(f"| `{name}` | {list(shape)} |" for name, shape in self.layers.items())
-        return f"""# {config.name}
-
-An encoder of images on the unit hypersphere, written by hypersphere_jax {__version__}.
-
-```python
-import hypersphere_jax as hj
-encoder = hj.load("{config.name}"{arguments})
-z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
-```
-
-| | |
-| --- | --- |
-| network | {config.label}, {config.image_size} pixels, {config.in_channels} channel(s) |
-| weights | {self.origin or f"{config.data}, step {self.step}, seed {config.seed}"} |
-| images | recipe `{config.recipe}` |
-
-| layer | shape |
-| --- | --- |
-{layers}
-"""
 
 
 def _restored(config: PretrainConfig, params: Any, stats: Any, step: int, origin: str) -> Encoder:

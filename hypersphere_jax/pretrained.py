@@ -1,12 +1,11 @@
 """Pretrained weights: find the encoder in a file, import it as a run, and export encoders."""
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,12 +22,7 @@ from hypersphere_jax.configs import (
     section,
 )
 from hypersphere_jax.configs.base import check_output
-from hypersphere_jax.models.state_dicts import (
-    StateDict,
-    infer_model,
-    select_encoder,
-    without_head,
-)
+from hypersphere_jax.models.state_dicts import StateDict, infer_model, select_encoder, without_head
 from hypersphere_jax.models.torch_names import from_torch, has_torch_names, shortened, to_torch
 from hypersphere_jax.models.weight_files import read_state, to_safetensors
 from hypersphere_jax.training import checkpoints, distributed, resolve, run_dir
@@ -40,21 +34,13 @@ SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".tar", ".bin", ".ckpt")
 HUGGING_FACE_FILE = "model.safetensors"  # in a folder downloaded from Hugging Face
 
 
-@dataclasses.dataclass(frozen=True)
-class EncoderWeights:
-    """One encoder of a file.
-
-    Attributes:
-      file: file that was read.
-      state: arrays under the names of torchvision, or of Wang & Isola's SmallAlexNet.
-      model: network inferred from names and shapes.
-      ignored: names in the file that do not belong to the encoder.
-    """
+class EncoderWeights(NamedTuple):
+    """One encoder of a file."""
 
     file: Path
-    state: StateDict
-    model: ModelConfig
-    ignored: list[str]
+    state: StateDict  # arrays under the names of torchvision, or of Wang & Isola's SmallAlexNet
+    model: ModelConfig  # inferred from names and shapes
+    ignored: list[str]  # names in the file that do not belong to the encoder
 
 
 def weights_file(path: Path) -> Path:
@@ -125,8 +111,8 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     The run's `config.json` records the file. Its objective and optimizer are the defaults.
 
     Args:
-      config: File, options that the file does not determine, and data for evaluation.
-      command: Command that the user typed, for the record.
+      config: file, options that the file does not determine, and data for evaluation.
+      command: command that the user typed, for the record.
 
     Returns:
       The run's folder.
@@ -218,7 +204,7 @@ def _with_random_head(weights: EncoderWeights, model: ModelConfig, seed: int) ->
     _, head_names = without_head(random_state)
     head = {name: random_state[name] for name in head_names}
     logger.warning("the head is random: probe layers=%s", models.before_head(model.model))
-    return dataclasses.replace(weights, state=weights.state | head)
+    return weights._replace(state=weights.state | head)
 
 
 def _remove_unfinished_import(folder: Path) -> None:

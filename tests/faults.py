@@ -249,7 +249,7 @@ FAULTS = {
     ],
     "tests/evaluation": [
         Fault("rate by fitted rows", "_fit_minibatches", assigned("fitted", "np.arange(len(y))")),
-        Fault("first cell", "selection.best_cell", renamed("max", "min")),
+        Fault("first cell", "scores.best_cell", renamed("max", "min")),
         Fault("no test split", "_probe_encoder", assigned("sources", "[dataset.train] * 2")),
         Fault("unreadable images count", "features._on_host", operator(ast.GtE, ast.NotEq)),
     ],

@@ -3,7 +3,7 @@
 import copy
 import os
 import pickle
-from unittest.mock import DEFAULT, Mock
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,7 @@ def test_steps_layers_and_names_that_do_not_exist(image_run, text_run, encoder):
 def test_saved_encoder_is_loaded(encoder, tmp_path, rng):
     images = rng.integers(0, 256, (5, 8, 8, 1), np.uint8)
     folder = encoder.save(tmp_path / "encoder")
-    assert {path.name for path in folder.iterdir()} == {"README.md", "weights.safetensors"}
+    assert [path.name for path in folder.iterdir()] == ["weights.safetensors"]
     again = hj.load(folder)
     jax.tree.map(np.testing.assert_array_equal, again.params, encoder.params)
     np.testing.assert_array_equal(again(images), encoder(images))
@@ -108,7 +108,7 @@ def test_saved_encoder_is_loaded(encoder, tmp_path, rng):
 
 
 def test_interrupted_save_leaves_one_whole_encoder(encoder, tmp_path, monkeypatch):
-    """On a full disk the earlier one; killed at any rename one of both."""
+    """The earlier one, on a full disk and when killed at the rename."""
     params = jax.tree.map(lambda x: x + 1, encoder.params)
     later = hj.Encoder(encoder.config.replace(seed=7), params, encoder.stats, 99, encoder.apply)
 
@@ -120,16 +120,13 @@ def test_interrupted_save_leaves_one_whole_encoder(encoder, tmp_path, monkeypatc
         return found.step
 
     folder = encoder.save(tmp_path / "encoder")
-    for size in sorted(file.stat().st_size for file in folder.iterdir()):
-        with full_disk(size // 2):
-            later.save(folder)
-        assert saved_step() == 56
-    for count in range(2):
-        killed = Mock(wraps=os.replace, side_effect=[*[DEFAULT] * count, KeyboardInterrupt])
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(os, "replace", killed)
-            later.save(folder)
-        assert saved_step() in (56, 99)
+    with full_disk((folder / "weights.safetensors").stat().st_size // 2):
+        later.save(folder)
+    assert saved_step() == 56
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", Mock(side_effect=KeyboardInterrupt))
+        later.save(folder)
+    assert saved_step() == 56
     later.save(folder)
     assert saved_step() == 99
 

@@ -1,1 +1,1 @@
-"""What an encoder is worth: features from checkpoints, probes, k-NN, alignment and uniformity."""
+"""Evaluation of encoders: features, linear probes, k-NN, retrieval, alignment and uniformity."""

@@ -47,52 +47,28 @@ class EvaluatorInputs(NamedTuple):
     objective: ObjectiveConfig
 
 
-def _top1(probe: Callable, inputs: EvaluatorInputs, **options: Any) -> float:
-    x = inputs.features[inputs.config.eval_layer]
-    y = inputs.labels
-    n = inputs.bank
-    return probe(x[:n], y[:n], x[n:], y[n:], num_classes=inputs.num_classes, **options)["top1"]
-
-
-def _knn(inputs: EvaluatorInputs) -> dict[str, float]:
-    config = inputs.config
-    options = {"vote": config.eval_vote, "temperature": config.eval_temperature}
-    return {"knn_top1": _top1(knn_probe, inputs, k=config.eval_k, **options)}
-
-
-def _knn_weighted(inputs: EvaluatorInputs) -> dict[str, float]:
-    return {"knn_weighted_top1": _top1(knn_probe, inputs, **WEIGHTED_KNN)}
-
-
-def _linear(inputs: EvaluatorInputs) -> dict[str, float]:
-    return {"linear_top1": _top1(linear_probe, inputs)}
-
-
-def _align_uniform(inputs: EvaluatorInputs) -> dict[str, float]:
-    objective = inputs.objective
-    align = _align(*inputs.pairs, objective.align_alpha)
-    uniform = _uniform(inputs.features["output"], objective.uniform_t)
-    return {"align": float(align), "uniform": float(uniform)}
-
-
-def _rankme(inputs: EvaluatorInputs) -> dict[str, float]:
-    return {"rankme": rankme(inputs.features["output"])}
-
-
-def _classifier(inputs: EvaluatorInputs) -> dict[str, float]:
-    predicted = inputs.features["logits"][inputs.bank :].argmax(axis=1)
-    return {"classifier_top1": 100 * float(np.mean(predicted == inputs.labels[inputs.bank :]))}
-
-
-# Functions from features to values, accuracies in percent.
-EVALUATORS: dict[str, Callable[[EvaluatorInputs], dict[str, float]]] = {
-    "knn": _knn,
-    "knn_weighted": _knn_weighted,
-    "linear": _linear,
-    "align_uniform": _align_uniform,
-    "rankme": _rankme,
-    "classifier": _classifier,
-}
+def _evaluate(name: str, inputs: EvaluatorInputs) -> dict[str, float]:
+    """Return the values of an evaluator, accuracies in percent."""
+    features, pairs, labels, bank, num_classes, config, objective = inputs
+    if name == "align_uniform":
+        align = _align(*pairs, objective.align_alpha)
+        uniform = _uniform(features["output"], objective.uniform_t)
+        return {"align": float(align), "uniform": float(uniform)}
+    if name == "rankme":
+        return {"rankme": rankme(features["output"])}
+    if name == "classifier":
+        is_correct = features["logits"].argmax(axis=1) == labels
+        return {"classifier_top1": 100 * float(np.mean(is_correct[bank:]))}
+    x = features[config.eval_layer]
+    split = (x[:bank], labels[:bank], x[bank:], labels[bank:])
+    if name == "linear":
+        result = linear_probe(*split, num_classes=num_classes)
+    elif name == "knn_weighted":
+        result = knn_probe(*split, num_classes=num_classes, **WEIGHTED_KNN)
+    else:
+        votes = {"vote": config.eval_vote, "temperature": config.eval_temperature}
+        result = knn_probe(*split, num_classes=num_classes, k=config.eval_k, **votes)
+    return {f"{name}_top1": result["top1"]}
 
 
 def evaluation_callback(
@@ -143,7 +119,7 @@ def evaluation_callback(
         inputs = EvaluatorInputs(features, views, labels, *options)
         values: dict[str, float] = {}
         for name in config.evaluators:
-            values |= EVALUATORS[name](inputs)
+            values |= _evaluate(name, inputs)
         if distributed.is_first():
             _warn_if_collapsed(values, len(labels), config.dim, objective.uniform_t)
         return {f"eval/{name}": round(value, 6) for name, value in values.items()}

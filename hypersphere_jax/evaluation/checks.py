@@ -1,7 +1,7 @@
 """Features `[n, d]` that are read in blocks of rows, and checks of features and labels."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +69,7 @@ class CheckedSplits(NamedTuple):
     test_x: Any
     test_y: np.ndarray | None
     classes: Sequence  # label of each class id
-    train_rows: np.ndarray | None  # rows of the training split that are not ignored; None for all
+    train_rows: np.ndarray | None  # kept rows of the training split, or None if all are
 
     @property
     def tested_y(self) -> np.ndarray:
@@ -116,7 +116,11 @@ def check_splits(
     )
     classes: Sequence = joint_classes(labels.values())
     if num_classes is not None:
-        _check_num_classes(num_classes, labels)
+        is_valid = isinstance(num_classes, int | np.integer) and num_classes > 1
+        require(is_valid, f"{num_classes=} must be an integer, 2 or more")
+        largest = classes[-1]
+        is_below = isinstance(largest, int) and largest < num_classes
+        require(is_below, f"labels: {largest!r} is not an integer below {num_classes=}")
         classes = range(num_classes)
     ids = {name: ids_among(classes, split) for name, split in labels.items()}
     return CheckedSplits(train_x, ids["train"], test_x, ids.get("test"), classes, train_rows)
@@ -125,35 +129,21 @@ def check_splits(
 def _check_split(
     name: str, x: Any, y: Any, ignore_label: int | None
 ) -> tuple[Any, Labels, np.ndarray | None]:
-    """Return features and labels that are not ignored, and their rows; None for all rows."""
+    """Return features, labels and positions of the kept rows, None for all rows."""
     x = check_features(name, x)
     labels = as_labels(y, len(x), f"{name} labels")
-    kept = None
-    if ignore_label is not None:
-        values = np.array([*labels.classes, -1], object)[labels.ids]
-        if (values == ignore_label).any():
-            kept = np.flatnonzero(values != ignore_label)
-            require(len(kept) > 0, f"{name} labels: all are {ignore_label}, which is ignored")
-            x = SelectedRows(x, kept)
-            labels = as_labels(values[kept], len(kept), f"{name} labels")
-    unlabelled = int(labels.ids.argmin())
-    if kept is not None:
-        unlabelled = int(kept[unlabelled])
-    require(
-        labels.ids.min() >= 0,
-        f"{name} labels: row {unlabelled} is unlabelled (-1); pass ignore_label=-1 to leave such "
-        "rows out",
-    )
-    return x, labels, kept
-
-
-def _check_num_classes(num_classes: int, labels: Mapping[str, Labels]) -> None:
-    is_valid = isinstance(num_classes, int | np.integer) and num_classes > 1
-    require(is_valid, f"{num_classes=} must be an integer, 2 or more")
-    for name, split in labels.items():
-        largest = split.classes[-1]
-        is_below = isinstance(largest, int) and largest < num_classes
-        require(is_below, f"{name} labels: {largest!r} is not an integer below {num_classes=}")
+    values = np.array([*labels.classes, -1], object)[labels.ids]
+    unlabelled = np.flatnonzero((labels.ids < 0) & (ignore_label != -1))
+    if len(unlabelled):
+        raise UserError(
+            f"{name} labels: row {unlabelled[0]} is unlabelled (-1); pass ignore_label=-1 to leave "
+            "such rows out"
+        )
+    kept = np.flatnonzero(values != ignore_label)
+    if len(kept) == len(x):
+        return x, labels, None
+    require(len(kept) > 0, f"{name} labels: all are {ignore_label}, which is ignored")
+    return SelectedRows(x, kept), as_labels(values[kept], len(kept), f"{name} labels"), kept
 
 
 def describe_splits(splits: CheckedSplits) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Rank(NamedTuple):
 class Projections(NamedTuple):
     """Projections on k directions, scaled so that the uniform sphere has variance 1."""
 
-    half_width: float  # of the histograms
+    half_width: float  # histograms go from -half_width to half_width
     counts: np.ndarray  # [k, PROJECTION_BINS]
     mean: np.ndarray  # [k]
     variance: np.ndarray  # [k]
@@ -180,8 +180,8 @@ def class_alignment(x: Any, groups: dict[Any, np.ndarray], alpha: float = 2.0) -
       alpha: power of the distance.
 
     Returns:
-      The mean. Its standard error is that of a ratio of U-statistics of independent labelled
-      points, by the delta method.
+      The mean, with the standard error of a ratio of U-statistics of independent labelled points,
+      by the delta method.
     """
     sums = np.zeros(len(x))
     mates = np.full(len(x), -1.0)  # number of other points of the class; -1 without a class

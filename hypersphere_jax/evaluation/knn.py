@@ -1,7 +1,7 @@
-"""Classification of frozen features by their nearest neighbours, in float32 on the devices."""
+"""Nearest neighbours of frozen features: search, classification, and retrieval."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +15,12 @@ from hypersphere_jax.evaluation.checks import (
     CheckedSplits,
     SelectedRows,
     as_float32,
+    check_features,
     check_splits,
     describe_splits,
     row_blocks,
-    row_shardings,
 )
+from hypersphere_jax.evaluation.geometry import class_rows
 from hypersphere_jax.evaluation.scores import classification_scores, validation_folds
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.terminal import track
@@ -34,6 +35,7 @@ VOTES = ("majority", "similarity")
 BLOCK_ROWS = 16384  # rows of a block of the bank or of queries
 BANK_ENTRIES = 2**24  # numbers in a block of the bank
 QUERY_ENTRIES = 2**26  # numbers in a block of queries
+RANKED_ENTRIES = 2**22  # neighbours in a block of queries of retrieval
 QUERY_TILE = 512  # queries of one matrix product
 TILES_AT_ONCE = 4  # matrix products in memory at once
 SAMPLE_ROWS = 101  # rows whose median is the origin
@@ -66,7 +68,7 @@ def knn_probe(
 ) -> Any:
     """Return the k-NN accuracy of frozen features.
 
-    Features and labels, `num_classes`, `ignore_label` and `devices` are those of `linear_probe`.
+    For the forms of features and labels see `linear_probe`.
 
     Args:
       train_x: `[m, d]` features.
@@ -83,7 +85,7 @@ def knn_probe(
       seed: seed of the folds and of the bootstrap.
       folds: number of stratified folds without a test split.
       ignore_label: label of rows to leave out, such as -1.
-      devices: local devices, which share the bank. Defaults to JAX's first.
+      devices: local devices, of which the first computes. Defaults to JAX's first.
 
     Returns:
       A dict that JSON can contain: `scores.classification_scores`, the options, `n`, `n_train` (the
@@ -144,7 +146,7 @@ def ranked_classes(
 ) -> np.ndarray:
     """Return the five classes with the most votes, best first; -1 if fewer classes have a vote.
 
-    Of classes with equal votes, the class of the nearest member is first.
+    Ties are resolved in favour of the class of the nearest member.
 
     Args:
       neighbours: n neighbourhoods.
@@ -189,15 +191,15 @@ def nearest(
 ) -> Neighbours:
     """Return the k nearest members of a bank for each query, by exhaustive search in float32.
 
-    Of equally near members the first is taken. Rows of zeros have cosine 0 to all others. Memory:
-    one block of queries, and two blocks of the bank per device.
+    Ties are resolved in favour of the first member. Rows of zeros have cosine 0 to all others.
+    One block of queries and two blocks of the bank are in memory.
 
     Args:
       bank: `[m, d]` features.
       queries: `[n, d]` features.
       k: number of neighbours, 1 to m.
       metric: "cosine" or "euclidean".
-      devices: local devices, which share the bank. Defaults to JAX's first.
+      devices: local devices, of which the first computes. Defaults to JAX's first.
 
     Raises:
       UserError: for options that do not fit, and magnitudes that overflow float32 when squared.
@@ -207,7 +209,7 @@ def nearest(
     n = len(queries)
     is_valid = isinstance(k, int | np.integer) and 1 <= k <= m
     require(is_valid, f"k={k} must be an integer from 1 to {m}, the size of the bank")
-    devices = distributed.local_devices(1, devices)
+    device = distributed.local_devices(1, devices)[0]
     is_cosine = metric == "cosine"
     # Distances around the median of some rows also distinguish features that hardly differ.
     sample = as_float32(bank[:SAMPLE_ROWS])
@@ -219,13 +221,10 @@ def nearest(
     scale = 1.0 if is_cosine else 2.0**-exponent
     prepare = partial(_prepare, origin=origin, scale=np.float32(scale), is_cosine=is_cosine)
     neighbours = Neighbours(np.empty((n, k), np.int64), np.empty((n, k)))
-    size = (
-        QUERY_TILE
-        * TILES_AT_ONCE
-        * max(1, min(BLOCK_ROWS, QUERY_ENTRIES // d) // (QUERY_TILE * TILES_AT_ONCE))
-    )
+    tiles = QUERY_TILE * TILES_AT_ONCE
+    size = tiles * max(1, min(BLOCK_ROWS, QUERY_ENTRIES // d) // tiles)
     for rows in row_blocks(n, 1, size):
-        positions, nearness = _search_bank(bank, as_float32(queries[rows]), k, prepare, devices)
+        positions, nearness = _search_bank(bank, as_float32(queries[rows]), k, prepare, device)
         neighbours.positions[rows] = positions
         neighbours.similarity[rows] = nearness / scale**2 + is_cosine
     is_finite = bool(np.isfinite(neighbours.similarity).all())
@@ -233,24 +232,23 @@ def nearest(
     return neighbours
 
 
-def _search_bank(bank, queries: np.ndarray, k: int, prepare, devices) -> tuple:
+def _search_bank(bank, queries: np.ndarray, k: int, prepare: Callable, device) -> tuple:
     """Return positions and nearness `[q, k]`, minus half of the squared distance."""
     m, d = bank.shape
-    divided, replicated = row_shardings(devices)
-    size = len(devices) * max(1, min(BLOCK_ROWS, BANK_ENTRIES // d, -(-m // len(devices))))
+    size = max(1, min(m, BLOCK_ROWS, BANK_ENTRIES // d))
     tiles = []
     best = []
     for rows in row_blocks(len(queries), 1, QUERY_TILE * TILES_AT_ONCE):
-        tile = jax.device_put(queries[rows], replicated)
+        tile = jax.device_put(queries[rows], device)
         nothing = (np.full((len(tile), k), -np.inf, np.float32), np.zeros((len(tile), k), np.int32))
         tiles.append(prepare(tile, len(tile)))
-        best.append(jax.device_put(nothing, replicated))
+        best.append(jax.device_put(nothing, device))
     for rows in track(row_blocks(m, 1, size), "neighbours"):
         count = rows.stop - rows.start
         block = np.zeros((size, d), np.float32)
         block[:count] = bank[rows]
         jax.block_until_ready(best)  # one block is read ahead
-        members = prepare(jax.device_put(block, divided), count)
+        members = prepare(jax.device_put(block, device), count)
         best = [_update(*pair, members, rows.start) for pair in zip(tiles, best, strict=True)]
     halves = np.concatenate([np.asarray(halves) for _, halves in tiles], dtype=np.float64)
     nearness = np.concatenate([np.asarray(nearness) for nearness, _ in best])
@@ -293,3 +291,90 @@ def _update(queries, best, members, first) -> tuple[jax.Array, jax.Array]:
         parts.append((nearness, jnp.where(chosen < k, old, first + chosen - k)))
     nearness, positions = (jnp.concatenate(side) for side in zip(*parts, strict=True))
     return nearness, positions
+
+
+@distributed.isolated()
+def retrieval_scores(
+    x: Any,
+    labels: Any,
+    ks: Sequence[int] = (1, 5, 10),
+    *,
+    metric: str = "cosine",
+    ignore_label: int = -1,
+    devices: Sequence[jax.Device] | None = None,
+) -> dict[str, float]:
+    r"""Return recall@k and MAP@R: each sample is a query, and all other samples are the gallery.
+
+    Recall@k is the share of queries with a sample of their class among their k nearest samples.
+    MAP@R is the mean over the queries of
+
+    .. math:: \frac{1}{R} \sum_{i=1}^{R} P(i) \, [\text{the i-th nearest is of the class}]
+
+    with the precision P(i) among the i nearest, and R other samples of the query's class (Musgrave
+    et al. 2020, "A metric learning reality check", Section 3.2). Queries whose class has no other
+    sample are left out; they stay in the gallery. Time grows with n^2, memory with n.
+
+    Args:
+      x: `[n, d]` features, an array, a tensor, or a memory map.
+      labels: `[n]`, integers or strings.
+      ks: values of k.
+      metric: "cosine" or "euclidean".
+      ignore_label: label of samples that are left out as queries and in the gallery.
+      devices: local devices, of which the first computes. Defaults to JAX's first.
+
+    Returns:
+      `recall_at_1`, …, and `map_at_r` in percent, and `retrieval_queries`, the number of queries.
+
+    Raises:
+      UserError: for features, labels or options that do not fit, or no class with two samples.
+
+    >>> x = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+    >>> scores = retrieval_scores(x, ["a", "a", "b", "a"], ks=[1, 2])
+    >>> {name: round(value, 1) for name, value in scores.items()}
+    {'recall_at_1': 66.7, 'recall_at_2': 100.0, 'map_at_r': 75.0, 'retrieval_queries': 3}
+    """
+    are_valid = len(ks) > 0 and all(isinstance(k, int | np.integer) and k > 0 for k in ks)
+    require(are_valid, f"ks={ks} must be one or more integers of 1 or more")
+    x = check_features("x", x)
+    groups = class_rows(labels, len(x), ignore_label=ignore_label)
+    class_of_row = np.full(len(x), -1)
+    for number, members in enumerate(groups.values()):
+        class_of_row[members] = number
+    labelled = np.flatnonzero(class_of_row >= 0)
+    gallery = SelectedRows(x, labelled)
+    y = class_of_row[labelled]
+    others = np.bincount(y)[y] - 1  # R of each sample
+    queries = np.flatnonzero(others > 0)
+    depth = min(len(y) - 1, max(*ks, others.max()))
+    totals = dict.fromkeys([*(f"recall_at_{k}" for k in ks), "map_at_r"], 0.0)
+    for block in row_blocks(len(queries), depth, RANKED_ENTRIES):
+        rows = queries[block]
+        options = {"metric": metric, "devices": devices}
+        found = nearest(gallery, SelectedRows(gallery, rows), depth + 1, **options).positions
+        is_relevant = y[_without_self(found, rows)] == y[rows, None]
+        for k in ks:
+            totals[f"recall_at_{k}"] += float(is_relevant[:, :k].any(axis=1).sum())
+        totals["map_at_r"] += float(_average_precisions(is_relevant, others[rows]).sum())
+    means = {name: 100 * total / len(queries) for name, total in totals.items()}
+    return means | {"retrieval_queries": len(queries)}
+
+
+def _without_self(found: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Remove each query's own row from its neighbours `[b, k + 1]`: `[b, k]`."""
+    is_removed = found == rows[:, None]
+    # The query is not among its neighbours if more than k others are equal to it.
+    is_removed[~is_removed.any(axis=1), -1] = True
+    return found[~is_removed].reshape(len(found), -1)
+
+
+def _average_precisions(is_relevant: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the average precision at R of each query `[b]`.
+
+    Args:
+      is_relevant: booleans `[b, k]`, whether each neighbour is of the query's class.
+      others: R of each query `[b]`, at most k.
+    """
+    ranks = np.arange(1, is_relevant.shape[1] + 1)
+    precisions = np.cumsum(is_relevant, axis=1) / ranks
+    is_counted = is_relevant & (ranks <= others[:, None])
+    return np.sum(precisions, axis=1, where=is_counted) / others

@@ -11,6 +11,7 @@ of rows (Halko, Martinsson & Tropp, 2011, Algorithm 5.3).
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +23,7 @@ from jax.sharding import NamedSharding
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.evaluation import lbfgs
-from hypersphere_jax.evaluation.checks import row_blocks, row_shardings
-from hypersphere_jax.evaluation.scaling import FeatureScaling, fit_scaling
+from hypersphere_jax.evaluation.checks import as_float32, row_blocks, row_shardings
 from hypersphere_jax.evaluation.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed
 
@@ -38,11 +38,32 @@ SAMPLE = 8192  # rows that the curvature model is computed from
 CPU_ENTRIES = 2**23
 ACCELERATOR_ENTRIES = 2**26
 SMALL = 2**30  # multiplications of an evaluation that takes less time than a compilation
+SCALING_ENTRIES = 2**21  # numbers in a block of rows in float64
 COLUMN_MULTIPLE = 16  # products have a multiple of 16 columns, which is faster on CPUs
 LBFGS_MEMORY_SHARE = 0.8  # share of a device's memory for its features
 WEIGHTS_AT_ONCE = 2**24  # weights of all fits at once, of which L-BFGS keeps about 25 copies
 
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+class FeatureScaling(NamedTuple):
+    """Standardized features are `(x - centre) / scale`."""
+
+    centre: np.ndarray  # float32 [d]
+    scale: float | np.ndarray  # one number, or [d]
+
+    @property
+    def penalty_factor(self) -> float:
+        """Factor of l2 for the same penalty on the original features, or on features of variance 1.
+
+        The latter have a scale per dimension.
+        """
+        return float(np.size(self.scale) if np.ndim(self.scale) else self.scale**2)
+
+    def apply(self, x: Any) -> jax.Array:
+        """Return standardized rows of any real dtype, float32 `[n, d]`."""
+        scale = np.broadcast_to(np.float32(self.scale), self.centre.shape)
+        return _standardize(jnp.asarray(x, jnp.float32), self.centre, scale)
 
 
 class CurvatureModel(NamedTuple):
@@ -125,7 +146,7 @@ def place(
         f"{memory / 1e9:.3g} GB; use more devices, or a minibatch protocol",
     )
     fits = max(1, min(fits, WEIGHTS_AT_ONCE // (num_classes * d)))
-    scaling = fit_scaling(x, standardize)
+    scaling = _fit_scaling(x, standardize)
     shardings = row_shardings(devices)
     size = _block_size(n, max(d, fits * num_classes), devices)
     blocks = []
@@ -229,22 +250,36 @@ def cross_validate(
     return np.array(valid_top1), fits[0].classifiers
 
 
+def _fit_scaling(x: Any, standardize: bool) -> FeatureScaling:
+    """Return the scaling of features `[n, d]`, from float64 sums on the host."""
+    n, d = x.shape
+    blocks = row_blocks(n, d, SCALING_ENTRIES)
+    # Sums of equal float32 numbers are exact in float64, so constant dimensions have variance 0.
+    centre = sum(as_float32(x[rows]).sum(axis=0, dtype=np.float64) for rows in blocks) / n
+    variances = np.zeros(d)
+    for rows in blocks:
+        deviations = as_float32(x[rows]) - centre
+        variances += np.einsum("nd,nd->d", deviations, deviations) / n
+    scale = np.sqrt(d * np.where(variances > 0, variances, 1 / d))
+    if not standardize:
+        scale = math.sqrt(variances.sum()) or 1.0
+    return FeatureScaling(np.float32(centre), scale)
+
+
+@jax.jit
+def _standardize(x: jax.Array, centre: jax.Array, scale: jax.Array) -> jax.Array:
+    return (x - centre[None]) / scale[None]
+
+
 @jax.jit
 def _begin(points: jax.Array) -> tuple:
     """Return the state at initial points, and the sums of no rows."""
     g, num_classes, width = points.shape
     zeros = jnp.zeros_like(points)
     ones = jnp.ones(g)
+    memory = lbfgs.empty_memory(points)
     state = _State(
-        trial=points,
-        step=ones,
-        point=points,
-        gradient=zeros,
-        direction=zeros,
-        memory=lbfgs.empty_memory(points),
-        steps=jnp.full(g, -1),
-        norm=ones,
-        done=ones < 0,
+        points, ones, points, zeros, zeros, memory, steps=jnp.full(g, -1), norm=ones, done=ones < 0
     )
     sums = (jnp.zeros((g * num_classes, width - 1)), jnp.zeros(g * num_classes), jnp.zeros(()))
     return state, sums

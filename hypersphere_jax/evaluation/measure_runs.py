@@ -24,18 +24,18 @@ from hypersphere_jax.evaluation.checks import (
 )
 from hypersphere_jax.evaluation.estimates import UNKNOWN_ESTIMATE, entries, jsonable, mean_estimate
 from hypersphere_jax.evaluation.features import pair_features, split_features
-from hypersphere_jax.evaluation.retrieval import retrieval_scores
+from hypersphere_jax.evaluation.knn import retrieval_scores
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
 from hypersphere_jax.utils.arrays import array_names, open_array
 from hypersphere_jax.utils.files import write_json
 
 DEFAULT_PARTS = ("rank", "classes", "distances", "projections")
-PAIR_BINS = 50  # of the histogram of distances, from 0 to 2
+PAIR_BINS = 50  # bins of distances from 0 to 2
 
 
 class MeasuredFeatures(NamedTuple):
-    """Features to measure, and what is known about their rows."""
+    """Features to measure, their positives and labels."""
 
     x: Any  # [n, d] of unit norm
     pairs: tuple[Any, Any] | None  # features of both sides of positive pairs
@@ -43,9 +43,9 @@ class MeasuredFeatures(NamedTuple):
     labels_name: str = "labels"  # in messages
     class_names: Sequence[str] = ()
     # Maps rows to their features under one or several augmentations, which depend only on a row's
-    # position; None if some images cannot be read.
+    # position. None if some images cannot be read.
     views: Callable[[np.ndarray], Sequence[Any]] | None = None
-    # Maps (alpha, t) to other entries than those of alignment and uniformity.
+    # Maps (alpha, t) to the entries of sentence encoders, which replace alignment and uniformity.
     summary: Callable[..., dict[str, Any]] | None = None
 
     def groups(self) -> dict[Any, np.ndarray]:
@@ -76,7 +76,7 @@ def run_metrics(config: MetricsConfig) -> dict[str, Any]:
     for part in [name for name in METRIC_PARTS if name in chosen]:
         try:
             parts |= jsonable(METRIC_PARTS[part](features, config))
-        except UserError:  # by default, parts without data are left out
+        except UserError:  # parts without data are left out by default
             if config.parts is not None or (part == "classes" and config.labels is not None):
                 raise
     if features.summary is not None:

@@ -18,7 +18,7 @@ from hypersphere_jax.evaluation.estimates import (
     jsonable,
     mean_estimate,
 )
-from hypersphere_jax.evaluation.retrieval import retrieval_scores
+from hypersphere_jax.evaluation.knn import retrieval_scores
 from hypersphere_jax.losses._pairwise.options import Exclude, PairOptions
 from hypersphere_jax.losses._pairwise.points import make_points
 from hypersphere_jax.losses._pairwise.sums import pair_logsumexp
@@ -91,8 +91,8 @@ def rankme(x: Any, eps: float = 1e-7) -> float:
     .. math:: \exp(-\sum_i p_i \log p_i), \quad p_i = \sigma_i / \sum_j \sigma_j + \epsilon
 
     with the singular values of the features, not centred (Garrido et al. 2023, Eq. (1)). It is the
-    effective rank of `measure` but for epsilon. The paper finds that encoders of higher RankMe tend
-    to be better on other tasks, which needs no labels; few directions indicate a collapse.
+    effective rank of `measure` with a small constant. It needs no labels: the paper finds that
+    encoders with a higher RankMe tend to be better on other tasks. A low one indicates collapse.
 
     Args:
       x: `[n, d]` features, an array, a tensor or a memory map. The paper has n > d.
@@ -133,7 +133,7 @@ def uniformity(x: Any, t: float = 2.0) -> Estimate:
       t: scale of the potential.
 
     Returns:
-      The value. Its standard error is that of a U-statistic (Hoeffding), and rough for fewer than
+      The value, with the standard error of a U-statistic (Hoeffding), which is rough for fewer than
       about 20 points.
 
     Raises:

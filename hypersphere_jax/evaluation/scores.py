@@ -16,7 +16,7 @@ from hypersphere_jax.evaluation.checks import as_float32, row_blocks
 from hypersphere_jax.evaluation.estimates import jsonable
 
 RESAMPLES = 10_000
-MAX_TABLE_CLASSES = 100  # more classes have a sparse confusion matrix
+MAX_TABLE_CLASSES = 100  # more classes have no confusion matrix
 SCORED_ENTRIES = 2**24  # numbers of features or logits in a block of rows
 
 
@@ -44,7 +44,7 @@ def top_classes(
       classifier: the classifier.
       x: `[n, d]` features of any real dtype, an array or a memory map, read in blocks of rows.
       k: number of classes.
-      prepare: maps each block of rows to what the classifier was trained on.
+      prepare: maps each block of rows to the scaled features of the classifier.
     """
     blocks = row_blocks(len(x), max(classifier.weights.shape), SCORED_ENTRIES)
     best = [_top_k(classifier, jnp.asarray(prepare(x[rows])), k=k) for rows in blocks]
@@ -69,8 +69,9 @@ def classification_scores(
 
     Returns:
       `top1`; `top5`, None up to 5 classes; `top1_interval`, see `bootstrap_interval`; `per_class`,
-      the top-1 accuracy of each class, None without rows; `confusion`, see `confusion_counts`;
-      `targets` and `predicted`, label and predicted class of each row.
+      the top-1 accuracy of each class, None without rows; `confusion`, counts by label and by
+      predicted class, None for more than 100 classes; `targets` and `predicted`, label and
+      predicted class of each row.
     """
     predicted = ranked[:, 0]
     correct = predicted == y
@@ -82,31 +83,20 @@ def classification_scores(
     top5 = None
     if num_classes > 5:
         top5 = 100 * float((ranked[:, :5] == y[:, None]).any(axis=1).mean())
+    confusion = None
+    if num_classes <= MAX_TABLE_CLASSES:
+        table = np.zeros((num_classes, num_classes), np.int64)
+        np.add.at(table, (y, predicted), 1)
+        confusion = table.tolist()
     return {
         "top1": 100 * float(correct.mean()),
         "top5": top5,
         "top1_interval": bootstrap_interval(correct, seed),
         "per_class": per_class,
-        "confusion": confusion_counts(predicted, y, num_classes),
+        "confusion": confusion,
         "targets": np.asarray(y).tolist(),
         "predicted": predicted.tolist(),
     }
-
-
-def confusion_counts(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> list[list[int]]:
-    """Return how often rows of each label `[n]` were predicted as each class `[n]`.
-
-    Returns:
-      Up to 100 classes, a table with a list of counts by predicted class for each label. For more
-      classes, sorted triples [label, predicted class, count] of the pairs that occur.
-    """
-    pairs = np.asarray(y, np.int64) * num_classes + predicted
-    pairs, counts = np.unique(pairs, return_counts=True)
-    if num_classes > MAX_TABLE_CLASSES:
-        return np.stack([*np.divmod(pairs, num_classes), counts], axis=1).tolist()
-    table = np.zeros(num_classes**2, np.int64)
-    table[pairs] = counts
-    return table.reshape(num_classes, num_classes).tolist()
 
 
 def bootstrap_interval(correct: np.ndarray, seed: int = 0) -> list[float]:
@@ -122,8 +112,8 @@ def bootstrap_interval(correct: np.ndarray, seed: int = 0) -> list[float]:
 def held_out_part(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Return which rows of labels y are held out: `[n]`, 0 for held-out rows and 1 otherwise.
 
-    Every class has the same share. Of two or more rows of a class at least one is held out, and
-    never all.
+    Every class has the same share. At least one row of a class with two or more rows is held out,
+    and never all.
 
     Raises:
       UserError: for a fraction outside (0, 1), or no class with two rows.
@@ -169,7 +159,7 @@ def best_cell(valid_top1: Sequence[Sequence[float]] | np.ndarray) -> int:
 
 
 def grid_rows(cells: Sequence[dict[str, float]], fold_top1: np.ndarray) -> list[dict[str, Any]]:
-    """Return cells with their accuracies `[folds, cells]`; None for NaN, and for no folds."""
+    """Return cells with their accuracies `[folds, cells]`; diverged fits have None."""
     rows = []
     for cell, column in zip(cells, fold_top1.T, strict=True):
         values = jsonable(column)

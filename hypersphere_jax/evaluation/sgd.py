@@ -20,7 +20,7 @@ import optax
 from jax import lax
 
 from hypersphere_jax.configs import OptimizerConfig, require
-from hypersphere_jax.evaluation.checks import as_float32, check_features, row_shardings
+from hypersphere_jax.evaluation.checks import as_float32, check_features
 from hypersphere_jax.evaluation.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
@@ -107,7 +107,7 @@ def fit_grid(
       num_classes: number of classes.
       seed: seed of the initial weights and, with epoch and rows, of the batches.
       epoch_features: maps an epoch, from 0, to the features `[n, d]` that replace x.
-      devices: local devices, which share the cells. Defaults to JAX's first.
+      devices: local devices, of which the first computes. Defaults to JAX's first.
 
     Returns:
       A classifier for each cell, and the protocol's settings as entries of a result. `finite` in
@@ -120,41 +120,30 @@ def fit_grid(
     rows = np.asarray(rows)
     y = np.asarray(y, np.int32)
     shape = tuple(x.shape)
-    devices = distributed.local_devices(1, devices)
+    device = distributed.local_devices(1, devices)[0]
     batch_size = min(protocol.batch_size, len(rows))
     rule = protocol._replace(grid=())
     steps = protocol.epochs * -(-len(rows) // batch_size)
     weights = protocol.init_std * jax.random.normal(jax.random.key(seed), (num_classes, shape[1]))
-    initial = Classifier(weights, jnp.zeros(num_classes))
-    # As many devices as divide the cells.
-    count = max(k for k in range(1, len(devices) + 1) if len(pairs) % k == 0)
-    divided, replicated = row_shardings(devices[:count])
-    rates, decays = jax.device_put(tuple(np.float32(pairs).T), divided)
-    state = jax.device_put(_start(initial, rates, rule, steps), divided)
-    source = _resident(x, devices)
+    rates, decays = jax.device_put(tuple(np.float32(pairs).T), device)
+    state = _start(Classifier(weights, jnp.zeros(num_classes)), rates, rule, steps)
+    source = _resident(x, device)
     for epoch in track(range(protocol.epochs), "linear classifiers"):
         if epoch_features is not None:
             jax.block_until_ready(state)  # the next features may be in the same memory
             x = check_features(f"epoch {epoch}", epoch_features(epoch))
             require(x.shape == shape, f"epoch {epoch} features: {x.shape}, expected {shape}")
-            source = _resident(x, devices)
+            source = _resident(x, device)
         for batches in _chunks(source, y, rows, batch_size, seed, epoch):
             jax.block_until_ready(state)  # one chunk is gathered ahead
-            batches = jax.device_put(batches, replicated)
+            batches = jax.device_put(batches, device)
             state = _train(state, rates, decays, batches, rule, steps)
     leaves = jax.tree.map(np.asarray, state[0])
     classifiers = [Classifier(*pair) for pair in zip(*leaves, strict=True)]
     finite = [bool(np.isfinite(c.weights).all() and np.isfinite(c.bias).all()) for c in classifiers]
-    return classifiers, _used_settings(protocol) | {"finite": finite}
-
-
-def _used_settings(protocol: MinibatchProtocol) -> dict[str, Any]:
-    """Return the settings that the protocol's optimizer and schedule use."""
-    unused = {"grid"}
-    unused |= {"momentum", "nesterov"} if protocol.optimizer == "adam" else {"adam_betas"}
-    if protocol.schedule == "cosine":
-        unused |= {"decay_at", "decay_factor"}
-    return {name: value for name, value in protocol._asdict().items() if name not in unused}
+    settings = protocol._asdict()
+    del settings["grid"]
+    return classifiers, settings | {"finite": finite}
 
 
 def check_grid(grid: Sequence[Any]) -> list[tuple[float, float]]:
@@ -174,12 +163,12 @@ def check_grid(grid: Sequence[Any]) -> list[tuple[float, float]]:
     return pairs
 
 
-def _resident(x: Any, devices: Sequence[jax.Device]) -> Any:
+def _resident(x: Any, device: jax.Device) -> Any:
     """Return features on an accelerator if they fit, otherwise as they are."""
-    limit = FEATURES_SHARE * distributed.device_memory(devices)
-    if devices[0].platform == "cpu" or 4 * math.prod(x.shape) > limit:
+    limit = FEATURES_SHARE * distributed.device_memory([device])
+    if device.platform == "cpu" or 4 * math.prod(x.shape) > limit:
         return x
-    return jax.device_put(as_float32(x[:]), devices[0])
+    return jax.device_put(as_float32(x[:]), device)
 
 
 def _chunks(

@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import numpy as np
 import pytest
 from overlapping import insert_rows, splits
@@ -22,14 +21,21 @@ def distances(bank, queries, metric):
     return 1 - queries @ bank.T / np.outer(*norms)
 
 
-@pytest.mark.parametrize(("devices", "n"), [(1, 520), (3, 40)])
-def test_nearest_is_exact_for_integers_in_blocks(rng, devices, n):
+@pytest.mark.parametrize("n", [520, 40])
+def test_nearest_is_exact_for_integers_in_blocks(rng, n):
     """Ties go to the first member, also across blocks of the bank and of the queries."""
     bank, queries = (rng.integers(10**6, 10**6 + 9, (rows, 5)) for rows in (17_000, n))
     expected = np.argsort(distances(bank, queries, "euclidean"), axis=1, kind="stable")[:, :20]
-    local = jax.devices()[:devices]
-    found = nearest(bank, queries, 20, metric="euclidean", devices=local)
+    found = nearest(bank, queries, 20, metric="euclidean")
     np.testing.assert_array_equal(found.positions, expected)
+
+
+def test_rows_of_padding_are_no_neighbours(rng, monkeypatch):
+    """Zeros pad the last block, and are nearer to the query than all members."""
+    monkeypatch.setattr("hypersphere_jax.evaluation.knn.BLOCK_ROWS", 8)
+    bank = rng.normal(size=(10, 3))
+    found = nearest(bank, np.zeros((1, 3)), 10, metric="euclidean")
+    assert sorted(found.positions[0]) == list(range(10))
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -44,7 +44,7 @@ def test_scores_match_a_loop(labelled, ks):
 
 
 def test_scores_in_blocks_are_the_same(labelled, monkeypatch):
-    monkeypatch.setattr("hypersphere_jax.evaluation.retrieval.RANKED_ENTRIES", 1000)
+    monkeypatch.setattr("hypersphere_jax.evaluation.knn.RANKED_ENTRIES", 1000)
     test_scores_match_a_loop(labelled, (1, 5, 10))
 
 
