@@ -28,7 +28,6 @@ from hypersphere_jax.data.image_files import read_classes
 from hypersphere_jax.data.source import UnreadableImage
 from hypersphere_jax.depth.nyu import MatSource
 from hypersphere_jax.pretrained import read_state
-from hypersphere_jax.text.labelled import load_labelled
 from hypersphere_jax.text.text_files import read_sentences
 from hypersphere_jax.training.run_dir import read_config
 from hypersphere_jax.utils.arrays import array_names, open_array
@@ -121,10 +120,6 @@ READERS = {
     "a.safetensors": (save({"a": FLOATS}), read_state),
     "a.txt": (SENTENCES, lambda file: list(read_sentences(file, "auto"))),
     "a.txt.gz": (gzip.compress(SENTENCES), lambda file: list(read_sentences(file, "auto"))),
-    "a.tsv": (
-        b"label\tsentence\n1\ta ship\n2\ta king\n",
-        lambda file: load_labelled(str(file), None, ()),
-    ),
 }
 
 

@@ -12,7 +12,7 @@ from hypersphere_jax import data
 from hypersphere_jax.data import image_files
 from hypersphere_jax.evaluation import feature_files
 from hypersphere_jax.reporting import results, run_page
-from hypersphere_jax.text.labelled import load_labelled
+from hypersphere_jax.text.text_files import read_lines
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils import caches
 from hypersphere_jax.utils.arrays import array_names, open_array
@@ -138,7 +138,7 @@ def test_pickles_in_arrays_are_not_executed(save, tmp_path):
 def test_pipes_are_refused(tmp_path):
     """Reading would wait for a pipe that nobody writes to."""
     names = ("a.npy", "a.npz", "a.mat", "a.zip", "photos/train/cat/1.png", "zips/train.zip")
-    for name in (*names, "a.tsv", "a.txt", "b/train_x.npy"):
+    for name in (*names, "a.pos", "a.txt", "b/train_x.npy"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(tmp_path / name)
     for name in names:
@@ -147,7 +147,7 @@ def test_pipes_are_refused(tmp_path):
     for read, name in (
         (feature_files.read_splits, "b"),
         (feature_files.load_features, "a.npy"),
-        (lambda file: load_labelled(str(file), None, ()), "a.tsv"),
+        (lambda file: list(read_lines(file)), "a.pos"),
         (image_files.read_classes, "a.txt"),
     ):
         with pytest.raises(C.UserError, match=name):

@@ -94,13 +94,17 @@ def as_labels(labels: Any, n: int, name: str) -> Labels:
     Raises:
       UserError: for anything else, such as NaN, or integers among strings.
     """
-    values = labels if isinstance(labels, list | tuple) else as_numpy(labels)
-    shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
+    if isinstance(labels, list | tuple):
+        shape: tuple = (len(labels),)
+        values: Any = labels
+    else:
+        values = as_numpy(labels)
+        shape = values.shape
     require(shape == (n,), f"{name}: expected {n} integers or strings, got shape {shape}")
     rows = np.arange(n)  # position in `values` of each label
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biufSU":
-        values, rows = np.unique(values, return_inverse=True)
     if isinstance(values, np.ndarray):
+        if values.dtype.kind in "biufSU":
+            values, rows = np.unique(values, return_inverse=True)
         values = values.tolist()
     plain = []
     for position, value in enumerate(values):
@@ -195,11 +199,12 @@ def _check_range(array: np.ndarray, maximum: int) -> None:
 
 def read_image(image: Any) -> np.ndarray:
     """Return an image of any supported form, or in a file, as uint8 `[h, w, c]`."""
+    name = "an image"
     try:
-        if isinstance(image, str | Path):
-            with open_file(image) as stream:
-                return decode(stream.read())
-        return as_image(image)
+        if not isinstance(image, str | Path):
+            return as_image(image)
+        name = str(image)
+        with open_file(image) as stream:
+            return decode(stream.read())
     except Exception as error:  # a damaged file may raise nearly any type
-        what = str(image) if isinstance(image, str | Path) else "an image"
-        raise UserError(f"{what}: {reason(error)}") from error
+        raise UserError(f"{name}: {reason(error)}") from error

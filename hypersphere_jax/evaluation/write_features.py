@@ -17,7 +17,7 @@ from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.channels import with_channels
 from hypersphere_jax.data.decode import decode, reason
-from hypersphere_jax.data.image_files import EXTENSIONS
+from hypersphere_jax.data.layouts import EXTENSIONS
 from hypersphere_jax.data.pipeline import read
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.data.subsets import Subset

@@ -75,7 +75,7 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
     if text.find_text(config) is not None:
         _inspect_text(config, out)
         return
-    dataset = data.load(config, say)
+    dataset = data.load(config)
     splits = {"train": dataset.train, "test": dataset.test}
     if dataset.pretrain is not dataset.train:
         splits["pretrain"] = dataset.pretrain

@@ -1,7 +1,6 @@
 """Prepared text: consecutive sentences of documents as token ids on disk."""
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ class Corpus:
       documents: first sentence of each document, then the number of sentences, int64 `[d + 1]`.
       max_tokens: longest possible sentence, with END.
       options: options of `prepare_text`.
-      digest: changes with any token, word or document.
+      digest: fingerprint of tokens, words and documents.
 
     Raises:
       UserError: for a folder that is not a corpus, or is damaged.
@@ -121,8 +120,8 @@ def write_vocabulary(file: Path, words: Sequence[str]) -> None:
 
 
 def vocabulary_digest(words: Sequence[str]) -> str:
-    """Return a digest of words and their order."""
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    """Return a fingerprint of words and their order."""
+    return caches.fingerprint("\n".join(words))
 
 
 def read_vocabulary(file: Path) -> tuple[str, ...]:

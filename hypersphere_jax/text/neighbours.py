@@ -18,7 +18,7 @@ from hypersphere_jax.text.corpus import Corpus
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training.run_dir import RunEncoder
 
-UNIT = 50  # consecutive sentences that count as one sample in the standard error of alignment
+UNIT = 50  # consecutive sentences that are one sample of the standard error of alignment
 
 
 def neighbour_metrics(
@@ -49,10 +49,10 @@ def neighbour_metrics(
       devices: devices that share the pairs of uniformity. Defaults to one.
 
     Returns:
-      Values and standard errors, None if unknown. `align_standard_error` is the error of a ratio of
-      sums (Cochran, Sampling Techniques, 2.11) whose samples are about 50 consecutive sentences.
-      The errors of `uniform_f` and `uniform_g` assume independent sentences; `uniform` has
-      their sum. `pairs` is the number of (i, j).
+      Values and standard errors, None if unknown. The error of alignment is that of a ratio of sums
+      (Cochran, Sampling Techniques, 2.11) whose samples are 50 consecutive sentences. The errors of
+      `uniform_f` and `uniform_g` assume independent sentences; `uniform` has their sum. `pairs` is
+      the number of (i, j).
 
     Raises:
       UserError: for invalid features or options, or no neighbours.
@@ -73,7 +73,7 @@ def neighbour_metrics(
     uniform_g = metrics.uniformity(g, t, devices=devices)
     uniform = Estimate(*map(sum, zip(uniform_f, uniform_g, strict=True)))
     result = {
-        **entries("align", _alignment(f, g, documents, alpha)),
+        **entries("align", _alignment(f, g, has_next, alpha)),
         "align_alpha": alpha,
         **entries("uniform", uniform),
         **entries("uniform_f", uniform_f),
@@ -94,36 +94,22 @@ def _has_next(documents: np.ndarray) -> np.ndarray:
     return has_next
 
 
-def _alignment(f, g, documents: np.ndarray, alpha: float) -> Estimate:
-    has_next = _has_next(documents)
+def _alignment(f, g, has_next: np.ndarray, alpha: float) -> Estimate:
+    """Return the mean over sentences of the mean distance to their neighbours."""
     sums = np.zeros(len(f))
     neighbours = np.zeros(len(f))
     before = slice(None, -1)
     after = slice(1, None)
-    for one, other in ((before, after), (after, before)):
-        powers = metrics.distance_powers(f[one], g[other], alpha)
-        sums[one] += np.where(has_next, powers, 0.0)
-        neighbours[one] += has_next
-    rows = neighbours > 0
-    return _mean_of_units(sums[rows] / neighbours[rows], _units(documents)[rows])
-
-
-def _units(documents: np.ndarray) -> np.ndarray:
-    """Return the unit of each sentence `[n]`: equal parts of a document of about `UNIT`."""
-    units: list[np.ndarray] = []
-    first = 0
-    for length in np.diff(documents):
-        parts = max(1, round(length / UNIT))
-        units.append(first + np.arange(length) * parts // length)
-        first += parts
-    return np.concatenate(units)
-
-
-def _mean_of_units(values: np.ndarray, units: np.ndarray) -> Estimate:
-    """Return the mean of values `[n]`, and its standard error for independent units `[n]`."""
+    for rows, others in ((before, after), (after, before)):
+        powers = metrics.distance_powers(f[rows], g[others], alpha)
+        sums[rows] += np.where(has_next, powers, 0.0)
+        neighbours[rows] += has_next
+    rows = np.flatnonzero(neighbours)
+    values = sums[rows] / neighbours[rows]
     mean = float(values.mean())
-    excesses = np.bincount(np.unique(units, return_inverse=True)[1], values - mean)
-    count = len(excesses)
+    units = rows // UNIT
+    excesses = np.bincount(units, values - mean)
+    count = len(np.unique(units))
     error = math.nan
     if count > 1:
         error = math.sqrt(count / (count - 1) * np.sum(excesses**2)) / len(values)

@@ -125,7 +125,9 @@ def detect_form(lines: Iterable[str]) -> str:
     complete = sum(line.rstrip(CLOSING).endswith((".", "!", "?", "…")) for line in lines)
     several = sum(len(split_sentences(line)) > 1 for line in lines)
     is_one_per_line = complete >= 0.8 * len(lines) and several <= 0.2 * len(lines)
-    return "sentences" if lines and is_one_per_line else "prose"
+    if lines and is_one_per_line:
+        return "sentences"
+    return "prose"
 
 
 def paragraphs(lines: Iterable[str]) -> Iterator[str]:
