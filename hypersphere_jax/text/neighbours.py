@@ -67,13 +67,13 @@ def neighbour_metrics(
     documents = np.asarray(documents)
     n = len(f)
     require(documents[0] == 0 and documents[-1] == n, f"documents: must go from 0 to {n}")
-    has_next = _has_next(documents)
-    require(has_next.any(), "documents: each has one sentence, and there are no neighbours")
+    i, j = _neighbours(documents)
+    require(len(i) > 0, "documents: each has one sentence, and there are no neighbours")
     uniform_f = metrics.uniformity(f, t, devices=devices)
     uniform_g = metrics.uniformity(g, t, devices=devices)
     uniform = Estimate(*map(sum, zip(uniform_f, uniform_g, strict=True)))
     result = {
-        **entries("align", _alignment(f, g, has_next, alpha)),
+        **entries("align", _alignment(f, g, i, j, alpha)),
         "align_alpha": alpha,
         **entries("uniform", uniform),
         **entries("uniform_f", uniform_f),
@@ -81,29 +81,26 @@ def neighbour_metrics(
         "uniform_t": t,
         "n": n,
         "d": f.shape[1],
-        "pairs": 2 * int(has_next.sum()),
+        "pairs": len(i),
         "documents": len(documents) - 1,
     }
     return jsonable(result)
 
 
-def _has_next(documents: np.ndarray) -> np.ndarray:
-    """Return whether sentences i and i + 1 are in the same document, booleans `[n - 1]`."""
+def _neighbours(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs (i, j) of neighbouring sentences of a document, both ways."""
     has_next = np.ones(documents[-1] - 1, bool)
     has_next[documents[1:-1] - 1] = False
-    return has_next
+    before = np.flatnonzero(has_next)
+    after = before + 1
+    return np.concatenate([before, after]), np.concatenate([after, before])
 
 
-def _alignment(f, g, has_next: np.ndarray, alpha: float) -> Estimate:
-    """Return the mean over sentences of the mean distance to their neighbours."""
-    sums = np.zeros(len(f))
-    neighbours = np.zeros(len(f))
-    before = slice(None, -1)
-    after = slice(1, None)
-    for rows, others in ((before, after), (after, before)):
-        powers = metrics.distance_powers(f[rows], g[others], alpha)
-        sums[rows] += np.where(has_next, powers, 0.0)
-        neighbours[rows] += has_next
+def _alignment(f, g, i: np.ndarray, j: np.ndarray, alpha: float) -> Estimate:
+    """Return the mean over sentences i of the mean power of the distance to their neighbours j."""
+    powers = metrics.distance_powers(SelectedRows(f, i), SelectedRows(g, j), alpha)
+    sums = np.bincount(i, powers)
+    neighbours = np.bincount(i)
     rows = np.flatnonzero(neighbours)
     values = sums[rows] / neighbours[rows]
     mean = float(values.mean())
@@ -128,11 +125,8 @@ def neighbour_inputs(
     features = split_features(encoder, corpus, ["f", "g"], devices).features
     f = check_features("f", features["f"].x)
     g = check_features("g", features["g"].x)
-    before = np.flatnonzero(_has_next(corpus.documents))
-    pairs = (
-        SelectedRows(f, np.concatenate([before, before + 1])),
-        SelectedRows(g, np.concatenate([before + 1, before])),
-    )
+    i, j = _neighbours(corpus.documents)
+    pairs = (SelectedRows(f, i), SelectedRows(g, j))
     return f, pairs, functools.partial(_summary, f, g, corpus.documents)
 
 
