@@ -110,7 +110,9 @@ class Corpus:
 def open_corpus(folder: Path) -> tuple[Corpus, Corpus | None]:
     """Open the train and held-out splits; the latter is None with fewer than two sentences."""
     train, held_out = (Corpus(folder, split) for split in SPLITS)
-    return train, held_out if len(held_out) >= 2 else None
+    if len(held_out) < 2:
+        return train, None
+    return train, held_out
 
 
 def write_vocabulary(file: Path, words: Sequence[str]) -> None:
@@ -126,5 +128,7 @@ def vocabulary_digest(words: Sequence[str]) -> str:
 
 def read_vocabulary(file: Path) -> tuple[str, ...]:
     """Return the words in a file, none if it does not exist."""
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    if not file.is_file():
+        return ()
+    text = file.read_text(encoding="utf-8", errors="replace")
     return tuple(text.split("\n")[:-1])
