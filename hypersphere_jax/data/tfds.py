@@ -163,8 +163,10 @@ def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, 
     except Exception:  # TFDS documents no common type
         folder = None
     if folder is None:
-        others = f"name a config as {name}/CONFIG, or the folder of its images with data_dir="
-        raise NotPrepared(f"{name} is not prepared in {root}: run {command}, {others}")
+        message = f"{name} is not prepared in {root}: run {command}"
+        if (root / name).is_dir():
+            raise NotPrepared(f"{message}, or name a config as {name}/CONFIG")
+        raise NotPrepared(f"{message}, or name the folder of its images with data_dir=")
     builder = _open_builder(Path(folder))
     formats = [available.value for available in builder.info.available_file_formats()]
     if FORMAT not in formats:
