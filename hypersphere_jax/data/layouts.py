@@ -50,12 +50,8 @@ class Folder:
         """List the files. Links are followed, except to folders above."""
         names: list[str] = []
         for path, folders, found in os.walk(self.path, onerror=_raise, followlinks=True):
-            here = os.path.realpath(path) + "/"
             folders[:] = [
-                name
-                for name in folders
-                if not _is_junk(name)
-                and not here.startswith(os.path.realpath(f"{path}/{name}") + "/")
+                name for name in folders if not (_is_junk(name) or _is_loop(f"{path}/{name}"))
             ]
             names += [f"{path}/{name}" for name in found if not _is_junk(name)]
         with ThreadPool(THREADS) as pool:
@@ -251,6 +247,12 @@ def is_image(name: str) -> bool:
 def _is_junk(name: str) -> bool:
     """Return whether a file or folder is hidden, or metadata of an operating system."""
     return name.startswith(".") or name.lower() in JUNK
+
+
+def _is_loop(folder: str) -> bool:
+    """Return whether a folder is a link to a folder above it, perhaps through other links."""
+    target = os.path.realpath(folder)
+    return any(os.path.realpath(parent) == target for parent in Path(folder).parents)
 
 
 def _raise(error: OSError) -> None:

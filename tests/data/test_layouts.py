@@ -81,6 +81,14 @@ def test_the_test_split_is_the_first_with_classes(image, split, tmp_path):
         assert open_image_files(root)[1].origin == f"{root}/{split}"
 
 
+def test_links_to_each_other_end(tmp_path):
+    root = write(tmp_path / "set", files("a/1.png b/2.png"))
+    (root / "a/more").symlink_to("../b")
+    (root / "b/more").symlink_to("../a")
+    names = {"a/1.png": "a", "a/more/2.png": "a", "b/2.png": "b", "b/more/1.png": "b"}
+    assert classes_by_file(root) == [names]
+
+
 SCRIPTS = ("zebra", "é", "Ångström", "한국", "だ", "日本語", "Ελλάδα", "й")
 
 
