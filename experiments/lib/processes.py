@@ -8,7 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from hypersphere_jax.configs import UserError, require
-from hypersphere_jax.data.threads import end_with_parent
+from hypersphere_jax.data.pipeline import end_with_parent
 
 GPU_MEMORY = 0.75  # share of a GPU's memory that all processes may take
 

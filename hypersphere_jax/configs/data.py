@@ -48,8 +48,7 @@ class DataConfig(Config):
     """Training images to keep: all; long-tailed as ImageNet-LT (Pareto, alpha 6, 1280 to 5 per
     class); or the same number of each class."""
     subset_size: Auto[int] = None
-    """Number of images of a `long_tailed` or `uniform` subset. Defaults to the size of the
-    long-tailed one."""
+    """Number of images of a `uniform` subset. Defaults to the size of the long-tailed one."""
     fraction: float = 1.0
     """Share of the training images to keep, the same of each class."""
     folds: int = 1
@@ -89,8 +88,8 @@ class DataConfig(Config):
         is_known = self.channels in (None, 1, 3)
         require(is_known, f"channels={self.channels}: must be 1 (gray) or 3 (RGB)")
         require(self.fold < self.folds, f"fold={self.fold}: must be below folds={self.folds}")
-        if self.subset == "all":
-            refuse(self, ["subset_size"], "needs subset=long_tailed or uniform")
+        if self.subset != "uniform":
+            refuse(self, ["subset_size"], "needs subset=uniform")
         require(self.data != "random_bits" or self.bits > 0, "data=random_bits needs bits= above 0")
 
     @property

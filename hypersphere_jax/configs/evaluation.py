@@ -54,9 +54,8 @@ class ProbeConfig(Config):
     runs_dir: str = "runs"
     """Folder of all runs."""
     data: Annotated[tuple[str, ...], arg(help_behavior_hint="")] = ()
-    """Labelled sentences for sentence encoders: `mr` or `cr` in `--data-dir`; STEM of the files
-    STEM.pos and STEM.neg, one sentence per line; or a .tsv file with a label and a sentence per
-    line."""
+    """Labelled sentences for sentence encoders: `mr` or `cr` in `--data-dir`; or STEM of the files
+    STEM.pos and STEM.neg, one sentence per line."""
     layers: Annotated[tuple[str, ...], arg(aliases=["--layer"])] = ("output",)
     """Layers to classify, flattened: `output`, `fc7`, `conv5`, `backbone`, …"""
     pool: Literal["none", "mean", "max"] = "none"

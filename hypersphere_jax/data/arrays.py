@@ -38,27 +38,25 @@ def digits() -> tuple[Arrays, Arrays]:
     )
 
 
-def from_npz(path: Path) -> tuple[Arrays, Arrays]:
-    """Load both splits from a file with train_images, train_labels, test_images, test_labels."""
-    return _splits({name: open_array(path, name) for name in NAMES}, str(path))
+def open_arrays(path: Path) -> tuple[Arrays, Arrays | None]:
+    """Open the training and the test images in NumPy's files.
 
-
-def from_npy_folder(folder: Path) -> tuple[Arrays, Arrays]:
-    """Memory-map both splits from a folder with the files train_images.npy, and so on."""
-    return _splits({name: open_array(folder / f"{name}.npy") for name in NAMES}, str(folder))
-
-
-def from_npy(path: Path) -> Arrays:
-    """Memory-map images without labels from an .npy file."""
-    return Arrays(open_array(path), None, (), str(path))
-
-
-def _splits(arrays: dict[str, np.ndarray], origin: str) -> tuple[Arrays, Arrays]:
-    train = Arrays(arrays["train_images"], arrays["train_labels"], (), origin)
-    test = Arrays(arrays["test_images"], arrays["test_labels"], (), origin)
-    require(
-        train.image_shape == test.image_shape,
-        f"{origin}: train and test images differ in shape: {train.image_shape}, {test.image_shape}",
-    )
+    Args:
+      path: an .npz file with train_images, train_labels, test_images, test_labels; a folder with
+        train_images.npy and so on, which are memory-mapped; or an .npy file of images without
+        labels, for which there is no test split.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return Arrays(open_array(path), None, (), str(path)), None
+    if suffix == ".npz":
+        arrays = [open_array(path, name) for name in NAMES]
+    else:
+        arrays = [open_array(path / f"{name}.npy") for name in NAMES]
+    train = Arrays(arrays[0], arrays[1], (), str(path))
+    test = Arrays(arrays[2], arrays[3], (), str(path))
+    shapes = (train.image_shape, test.image_shape)
+    message = f"{path}: train and test images differ in shape: {shapes[0]}, {shapes[1]}"
+    require(shapes[0] == shapes[1], message)
     name_classes(train, test)
     return train, test

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.source import ChangedImages, Source
 
 LUMA_16_BITS = (19595, 38470, 7471)  # ITU-R 601 times 2**16, as in Pillow
@@ -17,25 +17,24 @@ def with_channels(source: Source, channels: int) -> Source:
     Raises:
       UserError: for images with another number of channels than 1 or 3.
     """
-    shape = source.image_shape
-    if shape is not None and shape[2] == channels:
-        return source
-    require(
-        shape is None or shape[2] in (1, 3),
-        f"channels={channels}: the images of {source.origin} have {shape and shape[2]} channels; "
-        "only gray and RGB images can be converted",
-    )
-    what = "(gray)" if channels == 1 else "(RGB)"
-    return ChangedImages(
-        source, partial(_convert, channels), channels, what, f"channels {channels}"
-    )
+    if source.image_shape is not None:
+        present = source.image_shape[2]
+        if present == channels:
+            return source
+        _check_convertible(present, source.origin)
+    what = {1: "(gray)", 3: "(RGB)"}[channels]
+    convert = partial(_convert, source.origin, channels)
+    return ChangedImages(source, convert, channels, what, f"channels {channels}")
 
 
-def _convert(channels: int, i: int, image: np.ndarray) -> np.ndarray:
-    try:
-        return as_channels(image, channels)
-    except ValueError as error:
-        raise UserError(f"channels={channels}: image {i} {error}") from error
+def _convert(origin: str, channels: int, i: int, image: np.ndarray) -> np.ndarray:
+    _check_convertible(image.shape[-1], f"image {i} of {origin}")
+    return as_channels(image, channels)
+
+
+def _check_convertible(present: int, name: str) -> None:
+    message = f"{name} has {present} channels; channels= converts gray and RGB images only"
+    require(present in (1, 3), message)
 
 
 def same_channels(images: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
@@ -53,17 +52,11 @@ def same_channels(images: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
 
 
 def as_channels(images: np.ndarray, channels: int) -> np.ndarray:
-    """Convert uint8 images `[…, 1 or 3]` to `[…, channels]`.
+    """Convert uint8 images `[…, 1 or 3]` to `[…, 1 or 3]`.
 
     RGB becomes Pillow's luma; gray is repeated three times.
-
-    Raises:
-      ValueError: for another number of channels.
     """
-    present = images.shape[-1]
-    if present not in (1, 3):
-        raise ValueError(f"has {present} channels; only 1 (gray) or 3 (RGB) can be converted")
-    if present == channels:
+    if images.shape[-1] == channels:
         return images
     if channels == 3:
         return np.repeat(images, 3, axis=-1)

@@ -46,18 +46,17 @@ def as_source(data: Any, labels: Any = None, what: str = "data") -> Source:
         as_labels(labels, n, what)  # fails before the images are read
     try:
         items = [_read(data, i, what) for i in range(min(n, FIRST))]
-        channels = same_channels([image for image, _ in items], what)[0].shape[-1]
-        if n * max(image.nbytes for image, _ in items) > MAX_BYTES_IN_MEMORY:
-            if labels is None:
-                labels = _labels_of_large(data, what)
-            return Items(data, labels, channels, what)
-        items += [_read(data, i, what) for i in range(len(items), n)]
+        is_large = n * max(image.nbytes for image, _ in items) > MAX_BYTES_IN_MEMORY
+        if not is_large:
+            items += [_read(data, i, what) for i in range(len(items), n)]
     except UnreadableImage as error:
         raise UserError(str(error)) from error
     images = same_channels([image for image, _ in items], what)
     if labels is None:
         labels = [label for _, label in items]
-    if len({image.shape for image in images}) > 1:
+        if is_large:
+            labels = _labels_of_large(data, what)
+    if is_large or len({image.shape for image in images}) > 1:
         return Items(data, labels, images[0].shape[-1], what)
     return Arrays(np.stack(images), labels, (), what)
 
@@ -108,17 +107,13 @@ class Items:
 
 
 def _check_data_set(data: Any, what: str) -> None:
-    is_data_set = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     kind = type(data).__name__
+    is_data_set = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     require(is_data_set, f"{what}: a {kind} has no length or no items; pass arrays or a data set")
     require(len(data) > 0, f"{what} is empty")
-    keys = data.keys() if hasattr(data, "keys") else ()
-    splits = [key for key in keys if isinstance(key, str)]
-    if splits:
-        listed = ", ".join(splits)
-        raise UserError(
-            f"{what}: a {kind} of {listed}; pass one split, such as data[{splits[0]!r}]"
-        )
+    keys = [key for key in getattr(data, "keys", tuple)() if isinstance(key, str)]
+    # Such as a DatasetDict of Hugging Face.
+    require(not keys, f"{what}: a {kind} of {', '.join(keys)}; pass one of them")
 
 
 def _read(data: Any, i: int, what: str) -> tuple[np.ndarray, Any]:

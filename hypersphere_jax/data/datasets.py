@@ -1,10 +1,7 @@
 """Data sets by name or path: `load` opens the data that a config describes."""
 
-import functools
-import os
+import logging
 import pkgutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +12,8 @@ from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.data import arrays, image_files, subsets, synthetic, tfds
 from hypersphere_jax.data.channels import with_channels
 from hypersphere_jax.data.source import Source
-from hypersphere_jax.utils.terminal import say
+
+logger = logging.getLogger("hypersphere_jax")
 
 # Augmentation recipes of data sets by name. Other names belong to TensorFlow Datasets.
 NAMED = {
@@ -62,37 +60,33 @@ class Dataset(NamedTuple):
         return "-".join(dict.fromkeys(s.digest for s in sources if s is not None))
 
 
-@functools.cache
-def _say_once(line: str) -> None:
-    say(line, sys.stderr)
-
-
-def load(
-    config: DataConfig, say: Callable[[str], None] = _say_once, cache_dir: Path | None = None
-) -> Dataset:
+def load(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
     """Load the data that a config describes, with its subset, fold, channels and bits.
+
+    The interpretation of folders and zip files without splits is logged.
 
     Args:
       config: the config.
-      say: receives a line about the layout of folders and zip files without splits. Defaults to
-        stderr, once per line.
       cache_dir: folder that keeps the shape of image files.
 
     Raises:
       UserError: for an unknown name, or missing or invalid data.
     """
     whole = _open(config, cache_dir)
-    part, test = _split(whole, config, say)
-    part = _subset(part, config)
-    require(len(part) > 0, f"no training image is left of {whole.origin}")
+    train, test = _split(whole, config)
+    train = _subset(train, config)
+    require(len(train) > 0, f"no training image is left of {whole.origin}")
     pretrain = whole.pretrain
     if whole.pretrain is whole.train or config.classes is not None:
-        pretrain = part
-    elif part is not whole.train:
+        pretrain = train
+    elif train is not whole.train:
         unlabeled = np.flatnonzero(pretrain.labels < 0)
-        pretrain = subsets.Concatenated([part, subsets.Subset(pretrain, unlabeled, "unlabeled")])
-    dataset = Dataset(part, test, pretrain, whole.recipe)
-    return _convert(dataset, config)
+        pretrain = subsets.Concatenated([train, subsets.Subset(pretrain, unlabeled, "unlabeled")])
+    converted = _convert(train, config, 0)
+    pretrain = converted if pretrain is train else _convert(pretrain, config, 2)
+    if test is not None:
+        test = _convert(test, config, 1)
+    return Dataset(converted, test, pretrain, whole.recipe)
 
 
 def load_raw_splits(config: DataConfig) -> tuple[Source, Source | None]:
@@ -106,17 +100,12 @@ def load_raw_splits(config: DataConfig) -> tuple[Source, Source | None]:
 
 def located(config: DataConfig) -> dict[str, str | None]:
     """Return name and folders of the data with absolute paths."""
-
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else str(_path(path).resolve())
-
-    is_path = config.source is None and _is_path(config.data)
-    name = absolute(config.data) if is_path else config.data
-    return {
-        "data": name,
-        "data_dir": absolute(config.data_dir),
-        "classes": absolute(config.classes),
-    }
+    found = {"data": config.data, "data_dir": config.data_dir, "classes": config.classes}
+    for name, path in found.items():
+        is_named = name == "data" and (config.source is not None or not _is_path(config.data))
+        if path is not None and not is_named:
+            found[name] = str(Path(path).expanduser().resolve())
+    return found
 
 
 def _open(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
@@ -129,27 +118,29 @@ def _open(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
         )
         return config.source.value
     name = config.data
-    folder = _path(config.data_dir)
-    path = _path(name) if _is_path(name) else None
     recipe = NAMED.get(name, DEFAULT_RECIPE)
-    require(
-        folder is None or not (name in EMBEDDED or path),
-        f"data_dir= is the folder of a data set by name, and data={name} does not need it",
-    )
-    if name == "digits":
+    path = None
+    if _is_path(name):
+        path = Path(name).expanduser()
+    if config.data_dir is not None:
+        require(
+            path is None and name not in EMBEDDED,
+            f"data_dir= is the folder of a data set by name, and data={name} does not need it",
+        )
+        folder = Path(config.data_dir).expanduser()
+        if folder.suffix.lower() in SUFFIXES or image_files.is_image_tree(folder):
+            path = folder
+    if path is not None:
+        if path.suffix.lower() == ".mat":
+            recipe = NAMED["nyu_depth_v2"]
+        train, test = _open_path(path, config, cache_dir)
+    elif name == "digits":
         train, test = arrays.digits()
-        return Dataset(train, test, train, recipe)
-    if name == "random_bits":
+    elif name == "random_bits":
         options = (RANDOM_BITS_COUNT, config.bits, RANDOM_BITS_SIZE, config.subset_seed)
         train, test = (synthetic.RandomBits(*options, part) for part in (0, 1))
-        return Dataset(train, test, train, recipe)
-    if folder is not None and (folder.suffix or image_files.is_image_tree(folder)):
-        path = folder
-    if path is None:
-        return Dataset(*_open_tfds(name, folder), recipe)
-    if path.suffix.lower() == ".mat":
-        recipe = NAMED["nyu_depth_v2"]
-    train, test = _open_path(path, config, cache_dir)
+    else:
+        return Dataset(*_open_tfds(name, config.data_dir), recipe)
     return Dataset(train, test, train, recipe)
 
 
@@ -159,25 +150,18 @@ def _open_path(
     """Open a file, or a folder of image files or arrays."""
     require(path.exists(), f"no file or folder {path}")
     suffix = path.suffix.lower()
-    if suffix == ".npz":
-        return arrays.from_npz(path)
-    if suffix == ".npy":
-        return arrays.from_npy(path), None
     if suffix in READERS:
         return pkgutil.resolve_name(READERS[suffix])(path)
-    if (path / "train_images.npy").is_file():
-        return arrays.from_npy_folder(path)
-    classes = None
-    if config.classes is not None:
-        classes = image_files.read_classes(_path(config.classes))
-    return image_files.open_image_files(path, classes, config.bad_images, cache_dir)
+    if suffix in (".npz", ".npy") or (path / "train_images.npy").is_file():
+        return arrays.open_arrays(path)
+    return image_files.open_image_files(path, config.bad_images, cache_dir)
 
 
-def _open_tfds(name: str, folder: Path | None) -> tuple[Source, Source, Source]:
+def _open_tfds(name: str, data_dir: str | None) -> tuple[Source, Source, Source]:
     try:
-        return tfds.open_tfds(name, folder)
+        return tfds.open_tfds(name, data_dir)
     except tfds.NotPrepared as error:
-        root = tfds.data_root(folder)
+        root = tfds.data_root(data_dir)
         if name in NAMED or (root / name).exists():
             raise
         hint = did_you_mean(name, NAMED) or "; see `data list` and `data prepare`"
@@ -185,9 +169,7 @@ def _open_tfds(name: str, folder: Path | None) -> tuple[Source, Source, Source]:
         raise UserError(message) from error
 
 
-def _split(
-    whole: Dataset, config: DataConfig, say: Callable[[str], None]
-) -> tuple[Source, Source | None]:
+def _split(whole: Dataset, config: DataConfig) -> tuple[Source, Source | None]:
     """Return the training and the test part: a fold, or the splits of the data."""
     train = _of_classes(whole.train, config)
     layout = getattr(whole.train, "layout", "")  # only image files without splits have one
@@ -201,53 +183,42 @@ def _split(
         return train, test
     part, held_out = subsets.fold(train, folds, config.fold, config.subset_seed)
     if layout:
-        say(
-            f"{os.path.realpath(whole.origin)}: {layout}; no splits: {len(part):,} images to train "
-            f"on, {len(held_out):,} held out (fold {config.fold} of {folds}, see folds=; for "
-            "another split make folders train and test)"
+        logger.warning(
+            "%s: %s; no splits: %s images to train on, %s held out (fold %d of %d, see folds=; for "
+            "another split make folders train and test)",
+            *(whole.origin, layout, f"{len(part):,}", f"{len(held_out):,}", config.fold, folds),
         )
     return part, held_out
 
 
 def _of_classes(source: Source, config: DataConfig) -> Source:
-    if config.classes is None or isinstance(source, image_files.ImageFiles):
-        return source  # image files were opened with these classes
-    return subsets.by_class(source, image_files.read_classes(_path(config.classes)))
+    if config.classes is None:
+        return source
+    return subsets.by_class(source, image_files.read_classes(Path(config.classes).expanduser()))
 
 
 def _subset(source: Source, config: DataConfig) -> Source:
     seed = config.subset_seed
-    size = config.subset_size
     if config.subset == "long_tailed":
-        source = subsets.long_tailed(source, seed, size)
+        source = subsets.long_tailed(source, seed)
     elif config.subset == "uniform":
-        size = size or len(subsets.long_tailed(source, seed))
+        size = config.subset_size or len(subsets.long_tailed(source, seed))
         source = subsets.uniform(source, seed, size)
     if config.fraction < 1:
         source = subsets.fraction(source, config.fraction, seed)
     return source
 
 
-def _convert(dataset: Dataset, config: DataConfig) -> Dataset:
-    """Convert the channels of all splits, and add random bits."""
-    converted: list[Source | None] = []
-    for number, source in enumerate((dataset.train, dataset.test, dataset.pretrain)):
-        if source is not None and config.channels is not None:
-            source = with_channels(source, config.channels)
-        if source is not None and config.extra_channels:
-            source = synthetic.with_bits(source, config.bits, config.subset_seed, number)
-        converted.append(source)
-    train, test, pretrain = converted
-    if dataset.pretrain is dataset.train:
-        pretrain = train
-    return dataset._replace(train=train, test=test, pretrain=pretrain)
+def _convert(source: Source, config: DataConfig, part: int) -> Source:
+    """Convert the channels of a split, and add random bits, which differ between parts."""
+    if config.channels is not None:
+        source = with_channels(source, config.channels)
+    if config.extra_channels:
+        source = synthetic.with_bits(source, config.bits, config.subset_seed, part)
+    return source
 
 
 def _is_path(name: str) -> bool:
     """Return whether this is a file or folder; names of TFDS may contain a slash."""
     looks_like_path = name.lower().endswith(SUFFIXES) or name.startswith((".", "~", "/"))
     return name not in NAMED and (looks_like_path or Path(name).exists())
-
-
-def _path(path: str | None) -> Path | None:
-    return None if path is None else Path(path).expanduser()

@@ -1,17 +1,16 @@
 """Description of a source: sizes, classes, channel statistics, and the speed of reading."""
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.data.pipeline import BadImages, read
-from hypersphere_jax.data.source import Shape, Source
-from hypersphere_jax.data.threads import thread_pool
+from hypersphere_jax.data.pipeline import BadImages
+from hypersphere_jax.data.source import Shape, Source, UnreadableImage
 
 
 class _Moments(NamedTuple):
@@ -49,7 +48,14 @@ def describe(
     count = min(sample or n, n)
     indices = (np.arange(count) * n // max(count, 1)).tolist()
     started = time.perf_counter()
-    found = _read_moments(source, bad, indices, track)
+    found = []
+    with ThreadPool() as pool:
+        results = pool.imap(partial(_moments, source), indices)
+        for index, result in zip(track(indices), results, strict=True):
+            if isinstance(result, str):
+                bad.report({index: result})
+            else:
+                found.append(result)
     seconds = time.perf_counter() - started
     require(bool(found), f"no image of {source.origin} can be read")
     shapes = sorted({m.shape for m in found}, key=lambda shape: (shape[0] * shape[1], shape))
@@ -75,27 +81,14 @@ def describe(
     }
 
 
-def _read_moments(
-    source: Source, bad: BadImages, indices: Sequence[int], track: Callable
-) -> list[_Moments]:
-    found = []
-    with thread_pool(os.cpu_count()) as pool:
-        results = pool.map(partial(_moments, source), indices)
-        for _, (missing, moments) in zip(track(indices), results, strict=True):
-            bad.report(missing)
-            if moments is not None:
-                found.append(moments)
-    return found
-
-
-def _moments(source: Source, index: int) -> tuple[dict[int, str], _Moments | None]:
-    """Return why an image cannot be read, and the moments of a readable one."""
-    sample, missing = read(source, index, replace=False)
-    if not sample:
-        return missing, None
-    image = sample["image"]
+def _moments(source: Source, index: int) -> _Moments | str:
+    """Return the moments of an image, or the reason why it cannot be read."""
+    try:
+        image = source[index]["image"]
+    except UnreadableImage as error:
+        return str(error)
     # Sums of squared bytes are exact in 64 bits.
     values = image.reshape(-1, image.shape[-1]).astype(np.int64)
     pixels = np.full(image.shape[2], len(values))
     sums = np.stack([pixels, values.sum(0), (values**2).sum(0)]).astype(float)
-    return missing, _Moments(image.shape, sums, bool((image == image[..., :1]).all()))
+    return _Moments(image.shape, sums, bool((image == image[..., :1]).all()))

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import Iterable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import IO, Literal
@@ -13,8 +12,7 @@ import numpy as np
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.decode import decode, image_size, reason
-from hypersphere_jax.data.layouts import EXTENSIONS, TRAIN, Listing, find_splits
-from hypersphere_jax.data.listing import THREADS, Archive, Folder, nfc
+from hypersphere_jax.data.layouts import THREADS, TRAIN, Archive, Folder, Listing, find_splits, nfc
 from hypersphere_jax.data.source import Sample, UnreadableImage
 from hypersphere_jax.data.subsets import check_classes, first_few
 from hypersphere_jax.utils import caches
@@ -30,16 +28,16 @@ DIGEST_FILES = 500
 class ImageFiles:
     """Images of a listing, with the labels of their class folders.
 
-    Classes and files are numbered in the order of their names, as in torchvision's ImageFolder.
+    Files are in the order of their names, as in torchvision's ImageFolder.
 
     Args:
       listing: the files. Its `layout` becomes an attribute.
-      class_names: names of the classes to keep, in the order of their labels.
-      on_bad: for empty files and for classes without images: "error", or "skip" to log them.
+      class_names: names of the classes, in the order of their labels.
+      on_bad: for empty files: "error", or "skip" to log them.
       cache_dir: folder that keeps the shape of the images.
 
     Raises:
-      UserError: for missing images.
+      UserError: for empty files.
     """
 
     def __init__(
@@ -57,27 +55,23 @@ class ImageFiles:
         self.origin = listing.origin
         self.layout = listing.layout
         self.class_names = class_names
-        label_of = {name: label for label, name in enumerate(class_names)}
-        images = listing.images
-        if listing.classes:
-            images = [image for image in images if _class_of(image.name) in label_of]
-        require(bool(images), f"{self.origin} contains no images ({', '.join(EXTENSIONS)})")
         # Files of inner folders come last, as in torchvision.
-        images = sorted(images, key=lambda image: (nfc(image.name).rpartition("/"), image.name))
-        self._names = [image.name for image in images]
-        self._sizes = [image.size for image in images]
-        self._checksums = [image.checksum for image in images]
-        self.labels = np.full(len(images), -1, np.int32)
+        self._images = sorted(
+            listing.images, key=lambda image: (nfc(image.name).rpartition("/"), image.name)
+        )
+        self.labels = np.full(len(self._images), -1, np.int32)
         if listing.classes:
-            self.labels[:] = [label_of[_class_of(name)] for name in self._names]
-        folders = set(map(nfc, listing.classes)) & set(class_names)
-        empty = folders - set(map(_class_of, self._names))
-        self._report("classes without an image", sorted(empty), on_bad)
-        unreadable = [image.name for image in images if not image.size]
-        self._report("files that are empty or cannot be read", unreadable, on_bad)
+            label_of = {name: label for label, name in enumerate(class_names)}
+            folders = [image.name.partition("/")[0] for image in self._images]
+            self.labels[:] = [label_of[nfc(folder)] for folder in folders]
+        if unreadable := [image.name for image in self._images if not image.size]:
+            files = f"{len(unreadable)} empty or unreadable files: {first_few(unreadable)}"
+            message = f"{self.origin} contains {files}"
+            require(on_bad == "skip", f"{message}; remove them, or pass bad_images=skip")
+            logger.warning("%s", message)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._images)
 
     def __getitem__(self, i: int) -> Sample:
         try:
@@ -88,7 +82,7 @@ class ImageFiles:
 
     def file(self, i: int) -> str:
         """Return the path of an image, through its zip file if it is in one."""
-        return f"{self._place.path}/{self._prefix}{self._names[i]}"
+        return f"{self._place.path}/{self._prefix}{self._images[i].name}"
 
     @functools.cached_property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -118,19 +112,18 @@ class ImageFiles:
     @functools.cached_property
     def digest(self) -> str:
         """Fingerprint of names, sizes and contents; in a large folder of some contents."""
-        columns = zip(map(nfc, self._names), self._sizes, self._checksums, strict=True)
         parts: list[str | bytes] = [repr(self.class_names)]
-        parts += [f"{name}\0{size}\0{checksum}\0" for name, size, checksum in columns]
+        parts += [f"{nfc(name)}\0{size}\0{checksum}\0" for name, size, checksum in self._images]
         if isinstance(self._place, Folder):
             step = 1
-            if sum(self._sizes) > DIGEST_BYTES:
+            if sum(image.size for image in self._images) > DIGEST_BYTES:
                 step = max(1, len(self) // DIGEST_FILES)
             with ThreadPool(THREADS) as pool:
                 parts += pool.map(self._content_digest, range(0, len(self), step))
         return caches.fingerprint(*parts)
 
     def _open(self, i: int) -> IO[bytes]:
-        return self._place.open(self._prefix + self._names[i])
+        return self._place.open(self._prefix + self._images[i].name)
 
     def _read(self, i: int) -> bytes:
         with self._open(i) as stream:
@@ -149,24 +142,14 @@ class ImageFiles:
         except Exception:  # reported when the image is decoded
             return None
 
-    def _report(self, what: str, names: list[str], on_bad: str) -> None:
-        if names:
-            message = f"{self.origin}: {what} ({len(names)}): {first_few(names)}"
-            require(on_bad == "skip", f"{message}; remove them, or pass bad_images=skip")
-            logger.warning("%s", message)
-
 
 def open_image_files(
-    root: Path,
-    classes: Iterable[str] | None = None,
-    on_bad: Literal["error", "skip"] = "error",
-    cache_dir: Path | None = None,
+    root: Path, on_bad: Literal["error", "skip"] = "error", cache_dir: Path | None = None
 ) -> tuple[ImageFiles, ImageFiles | None]:
     """Open the training and the test split of a folder or zip file, with the same labels.
 
     Args:
       root: the folder or zip file.
-      classes: names of the classes to keep. Defaults to all classes of the training split.
       on_bad: see `ImageFiles`.
       cache_dir: see `ImageFiles`.
 
@@ -178,17 +161,12 @@ def open_image_files(
         train, test = find_splits(root)
     except OSError as error:
         raise UserError(f"{root} cannot be read: {error}") from error
-    present = set(map(nfc, train.classes))
-    wanted = present if classes is None else set(map(nfc, classes))
-    check_classes(wanted, present, train.origin)
-    names = tuple(sorted(wanted))
-    source = ImageFiles(train, names, on_bad, cache_dir)
+    names = tuple(sorted(train.classes))
+    train_images = ImageFiles(train, names, on_bad, cache_dir)
     if test is None:
-        return source, None
-    if classes is None:
-        new = set(map(nfc, test.classes))
-        check_classes(new, present, f"{train.origin} (unlike {test.origin})")
-    return source, ImageFiles(test, names, on_bad, cache_dir)
+        return train_images, None
+    check_classes(test.classes, names, f"{train.origin} (unlike {test.origin})")
+    return train_images, ImageFiles(test, names, on_bad, cache_dir)
 
 
 def is_image_tree(root: Path) -> bool:
@@ -214,7 +192,3 @@ def read_classes(path: Path) -> tuple[str, ...]:
     names = tuple(nfc(name) for name in cells if name)
     require(bool(names), f"the list of classes {path} contains no names; write one per line")
     return names
-
-
-def _class_of(name: str) -> str:
-    return nfc(name.partition("/")[0])

@@ -52,9 +52,8 @@ def as_images(images: Any, name: str) -> np.ndarray:
         is_single = array.shape[2] in (1, 3, 4) and array.shape[1] != array.shape[2]
         require(not is_single, f"{name}: shape {array.shape} is one image: pass images[None]")
         array = array[..., None]
-    fix = "images.permute(0, 2, 3, 1)" if _is_tensor(images) else "images.transpose(0, 2, 3, 1)"
     try:
-        _check_layout(array.shape, "[n, h, w, c]", fix)
+        _check_layout(array.shape, "[n, h, w, c]")
         return _as_uint8(array)
     except ValueError as error:
         raise UserError(f"{name}: {error}") from error
@@ -71,14 +70,15 @@ def as_image(image: Any) -> np.ndarray:
     """
     pillow = sys.modules.get("PIL.Image")  # a Pillow image implies this import
     if pillow is not None and isinstance(image, pillow.Image):
-        is_gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
-        return pixels(image, "L" if is_gray else "RGB")
+        if image.mode in ("1", "L", "LA") or image.mode.startswith("I"):
+            return pixels(image, "L")
+        return pixels(image)
     array = as_numpy(image)
     if array.ndim == 2:
         array = array[..., None]
     elif array.ndim == 3 and _is_tensor(image) and not _is_channels_first(array.shape[::-1]):
         array = np.moveaxis(array, 0, -1)
-    _check_layout(array.shape, "[h, w, c]", "image.transpose(1, 2, 0)")
+    _check_layout(array.shape, "[h, w, c]")
     return np.ascontiguousarray(_as_uint8(array))
 
 
@@ -94,13 +94,17 @@ def as_labels(labels: Any, n: int, name: str) -> Labels:
     Raises:
       UserError: for anything else, such as NaN, or integers among strings.
     """
-    values = labels if isinstance(labels, list | tuple) else as_numpy(labels)
-    shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
+    if isinstance(labels, list | tuple):
+        shape: tuple = (len(labels),)
+        values: Any = labels
+    else:
+        values = as_numpy(labels)
+        shape = values.shape
     require(shape == (n,), f"{name}: expected {n} integers or strings, got shape {shape}")
     rows = np.arange(n)  # position in `values` of each label
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biufSU":
-        values, rows = np.unique(values, return_inverse=True)
     if isinstance(values, np.ndarray):
+        if values.dtype.kind in "biufSU":
+            values, rows = np.unique(values, return_inverse=True)
         values = values.tolist()
     plain = []
     for position, value in enumerate(values):
@@ -158,11 +162,11 @@ def _is_channels_first(shape: Sequence[int]) -> bool:
     return c <= 4 < min(h, w) or c < h == w > 3
 
 
-def _check_layout(shape: tuple[int, ...], layout: str, fix: str) -> None:
-    """Raise ValueError if a shape does not fit; `fix` moves the channels to the end."""
+def _check_layout(shape: tuple[int, ...], layout: str) -> None:
+    """Raise ValueError if a shape does not fit."""
     has_axes = len(shape) == layout.count(",") + 1 and 0 not in shape
     if has_axes and _is_channels_first(shape[-3:]):
-        raise ValueError(f"has shape {shape}, which is channels-first, not {layout}: pass {fix}")
+        raise ValueError(f"has shape {shape}: move the channels to the last axis, as in {layout}")
     if not has_axes or shape[-1] > max(4, shape[-2] * shape[-3]):
         raise ValueError(f"has shape {shape}, not {layout}")
 
@@ -198,11 +202,12 @@ def _check_range(array: np.ndarray, maximum: int) -> None:
 
 def read_image(image: Any) -> np.ndarray:
     """Return an image of any supported form, or in a file, as uint8 `[h, w, c]`."""
+    name = "an image"
     try:
-        if isinstance(image, str | Path):
-            with open_file(image) as stream:
-                return decode(stream.read())
-        return as_image(image)
+        if not isinstance(image, str | Path):
+            return as_image(image)
+        name = str(image)
+        with open_file(image) as stream:
+            return decode(stream.read())
     except Exception as error:  # a damaged file may raise nearly any type
-        what = str(image) if isinstance(image, str | Path) else "an image"
-        raise UserError(f"{what}: {reason(error)}") from error
+        raise UserError(f"{name}: {reason(error)}") from error

@@ -1,14 +1,20 @@
-"""The layouts of images in folders and zip files: SPLIT/CLASS/file, CLASS/file, and flat."""
+"""Image files of a folder or a zip file, by layout: SPLIT/CLASS/file, CLASS/file, or flat."""
 
 import collections
+import contextlib
+import functools
 import logging
+import os
 import posixpath
+import unicodedata
+import zipfile
 from collections.abc import Iterable
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from hypersphere_jax.configs import UserError, require
-from hypersphere_jax.data.listing import Archive, File, Folder, nfc, open_place
+from hypersphere_jax.utils.files import open_file
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -17,6 +23,92 @@ EXTENSIONS = ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "tif", "tiff", "
 TRAIN = ("train", "training")
 TEST = ("test", "testing", "val", "valid", "validation")
 LAYOUTS = "expected SPLIT/CLASS/file with the splits train and test, CLASS/file, or images only"
+# Ignored in any case, like names that start with a dot.
+JUNK = ("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin")
+THREADS = 16  # for listing folders and reading headers, which may wait for a file server
+UTF8_FLAG = 0x800  # bit of a zip file's member with a UTF-8 name
+
+# Names are compared in this form, because macOS decomposes letters.
+nfc = functools.partial(unicodedata.normalize, "NFC")
+
+
+class File(NamedTuple):
+    """A file below a folder or in a zip file."""
+
+    name: str
+    size: int  # bytes; 0 if the file cannot be read
+    checksum: int  # CRC-32 in a zip file, 0 in a folder
+
+
+class Folder:
+    """The files in and below a folder."""
+
+    def __init__(self, path: Path):
+        self.path = os.path.abspath(path)
+
+    def files(self) -> list[File]:
+        """List the files. Links are followed, except to folders above."""
+        names: list[str] = []
+        for path, folders, found in os.walk(self.path, onerror=_raise, followlinks=True):
+            folders[:] = [
+                name for name in folders if not (_is_junk(name) or _is_loop(f"{path}/{name}"))
+            ]
+            names += [f"{path}/{name}" for name in found if not _is_junk(name)]
+        with ThreadPool(THREADS) as pool:
+            sizes = pool.map(_size, names)
+        start = len(self.path.rstrip("/")) + 1
+        return [File(name[start:], size, 0) for name, size in zip(names, sizes, strict=True)]
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a listed file."""
+        return open_file(f"{self.path}/{name}")
+
+
+class Archive:
+    """The files in a zip file."""
+
+    def __init__(self, path: Path):
+        self.path = os.path.abspath(path)
+        self._modified = os.stat(path).st_mtime_ns
+
+    def files(self) -> list[File]:
+        """List the files."""
+        return [
+            File(name, member.file_size, member.CRC)
+            for name, member in self._open()[1].items()
+            if not name.endswith("/") and not any(map(_is_junk, name.split("/")))
+        ]
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a listed file."""
+        archive, members = self._open()
+        return archive.open(members[name])
+
+    def _open(self) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
+        return _open_zip(self.path, self._modified, os.getpid())
+
+
+@functools.lru_cache(maxsize=64)
+def _open_zip(
+    path: str, modified: int, process: int
+) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
+    """Open a zip file once per process and modification, and return its members by name."""
+    open_file(path).close()  # refuses pipes
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as error:  # a damaged directory raises many types
+        message = f"{path} is not a complete zip file ({error}); copy or download it again"
+        raise UserError(message) from error
+    return archive, {_member_name(member): member for member in archive.infolist()}
+
+
+def _member_name(member: zipfile.ZipInfo) -> str:
+    """Return the name of a member with slashes, relative to the zip file."""
+    name = member.filename
+    if not member.flag_bits & UTF8_FLAG:
+        with contextlib.suppress(UnicodeError):  # macOS writes UTF-8 without the flag
+            name = name.encode("cp437").decode()
+    return name.replace("\\", "/").removeprefix("./").lstrip("/")
 
 
 class Listing(NamedTuple):
@@ -25,7 +117,7 @@ class Listing(NamedTuple):
     place: Folder | Archive
     prefix: str  # start of the names of the files in `place`
     images: list[File]  # with names below the prefix: CLASS/file or file
-    classes: list[str]  # names of the class folders; empty for images without labels
+    classes: set[str]  # names of the class folders in the form NFC; empty without labels
     layout: str = ""  # interpretation of data without splits
 
     @property
@@ -43,17 +135,20 @@ def find_splits(root: Path) -> tuple[Listing, Listing | None]:
     Raises:
       UserError: without images, or if splits cannot be distinguished from classes.
     """
-    splits = _splits_in(open_place(root))
+    is_zip = root.is_file() and (root.suffix.lower() == ".zip" or zipfile.is_zipfile(root))
+    require(is_zip or root.is_dir(), f"{root} is neither a folder nor a zip file of images")
+    place = Archive(root) if is_zip else Folder(root)
+    files = place.files()
+    splits = _splits_in(place, files)
     if "" in splits:
         return splits[""], None
     for path in sorted(root.glob("*.[zZ][iI][pP]")):
         name = path.stem.lower()
         if name in TRAIN + TEST:
             archive = Archive(path)
-            splits[name] = _splits_in(archive).get(name) or _split(archive, "", archive.files())
-    if not splits:
-        kinds = _kinds(open_place(root).files())
-        raise UserError(f"{root} contains no images ({kinds}); {LAYOUTS}")
+            inside = archive.files()
+            splits[name] = _splits_in(archive, inside).get(name) or _split(archive, "", inside)
+    require(bool(splits), f"{root} contains no images ({_kinds(files)}); {LAYOUTS}")
     train = [splits[name] for name in TRAIN if name in splits]
     test = [splits[name] for name in TEST if name in splits]
     require(bool(train), f"{root} has no split 'train', only {', '.join(splits)}; {LAYOUTS}")
@@ -61,27 +156,19 @@ def find_splits(root: Path) -> tuple[Listing, Listing | None]:
     return train[0], next(iter(with_classes or test), None)
 
 
-def is_image(name: str) -> bool:
-    """Return whether a file is an image by its extension, in upper or lower case."""
-    return name.rpartition(".")[2].lower() in EXTENSIONS
-
-
-def _splits_in(place: Folder | Archive) -> dict[str, Listing]:
+def _splits_in(place: Folder | Archive, files: list[File]) -> dict[str, Listing]:
     """Return the splits by their names in lower case, or data without splits under the name ""."""
-    files = place.files()
     images = [file for file in files if is_image(file.name)]
     if not images:
         return {}
-    others = sum(not file.name.endswith("/") for file in files) - len(images)
-    if others:
+    if len(images) < len(files):
         logger.warning("%s: ignored files that are not images (%s)", place.path, _kinds(files))
     base = _common_folder(images)
-    images = _below(images, base)
-    folders = _folders(images)
+    folders = _folders(_below(images, base))
     names = {name.lower(): name for name in sorted(folders) if name.lower() in TRAIN + TEST}
     if not names:
-        return {"": _without_splits(place, base, images)}
-    splits = {name: _split(place, f"{base}{names[name]}/", files) for name in names}
+        return {"": _without_splits(place, base, _below(images, base))}
+    splits = {name: _split(place, f"{base}{names[name]}/", images) for name in names}
     beside = sorted(folders - set(names.values()))
     flat = [name for name in TRAIN if name in splits and not splits[name].classes]
     require(
@@ -94,12 +181,11 @@ def _splits_in(place: Folder | Archive) -> dict[str, Listing]:
 
 def _split(place: Folder | Archive, prefix: str, files: list[File]) -> Listing:
     """List a split: its folders are classes, and images outside of them are ignored."""
-    inside = _below(files, prefix)
-    classes = sorted(_folders(inside))
-    images = [file for file in inside if is_image(file.name)]
+    images = [file for file in _below(files, prefix) if is_image(file.name)]
+    classes = _folders(images)
     if classes:
         images = [file for file in images if "/" in file.name]
-    return Listing(place, prefix, images, classes)
+    return Listing(place, prefix, images, set(map(nfc, classes)))
 
 
 def _without_splits(place: Folder | Archive, prefix: str, images: list[File]) -> Listing:
@@ -108,17 +194,17 @@ def _without_splits(place: Folder | Archive, prefix: str, images: list[File]) ->
     Folders are classes if each contains images itself, and no image is outside of them.
     """
     folders = _folders(images)
+    classes = set(map(nfc, folders))
     outside = [file.name for file in images if "/" not in file.name]
-    parents = {file.name.rpartition("/")[0] for file in images}
+    nested = folders - {file.name.rpartition("/")[0] for file in images}
+    if folders and not outside and not nested:
+        return Listing(place, prefix, images, classes, f"{len(classes):,} classes, a folder each")
     layout = "images without labels"
     if folders and outside:
         layout += f" (no class folders: {min(outside)} is in none)"
-    elif folders - parents:
-        layout += f" (no class folders: {min(folders - parents)} contains only folders)"
-    elif folders:
-        layout = f"{len(set(map(nfc, folders))):,} classes, a folder each"
-        return Listing(place, prefix, images, sorted(folders), layout)
-    return Listing(place, prefix, images, [], layout)
+    elif nested:
+        layout += f" (no class folders: {min(nested)} contains only folders)"
+    return Listing(place, prefix, images, set(), layout)
 
 
 def _common_folder(images: list[File]) -> str:
@@ -137,7 +223,7 @@ def _below(files: Iterable[File], prefix: str) -> list[File]:
     return [
         file._replace(name=file.name.removeprefix(prefix))
         for file in files
-        if file.name.startswith(prefix) and file.name != prefix
+        if file.name.startswith(prefix)
     ]
 
 
@@ -147,8 +233,33 @@ def _folders(files: Iterable[File]) -> set[str]:
 
 
 def _kinds(files: list[File]) -> str:
-    """Count the files that are not images by their extensions, such as "3 .heic, 1 .txt"."""
-    names = [file.name for file in files if not file.name.endswith("/")]
-    kinds = [Path(name).suffix.lower() or "other" for name in names if not is_image(name)]
-    counts = collections.Counter(kinds).most_common(5)
-    return ", ".join(f"{count:,} {kind}" for kind, count in counts) or "no files"
+    """Return the extensions of files that are not images, such as ".heic, .txt"."""
+    names = [file.name for file in files if not is_image(file.name)]
+    kinds = collections.Counter(Path(name).suffix.lower() or "other" for name in names)
+    return ", ".join(kind for kind, _ in kinds.most_common(5)) or "no files"
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file is an image by its extension, in upper or lower case."""
+    return name.rpartition(".")[2].lower() in EXTENSIONS
+
+
+def _is_junk(name: str) -> bool:
+    """Return whether a file or folder is hidden, or metadata of an operating system."""
+    return name.startswith(".") or name.lower() in JUNK
+
+
+def _is_loop(folder: str) -> bool:
+    """Return whether a folder is a link to a folder above it, perhaps through other links."""
+    target = os.path.realpath(folder)
+    return any(os.path.realpath(parent) == target for parent in Path(folder).parents)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _size(path: str) -> int:
+    with contextlib.suppress(OSError):  # a broken link
+        return os.path.getsize(path)
+    return 0

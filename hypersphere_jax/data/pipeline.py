@@ -5,17 +5,19 @@ import gc
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing import connection, parent_process
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
-from hypersphere_jax.data.threads import end_with_parent, thread_pool
 from hypersphere_jax.utils import caches
 
 logger = logging.getLogger("hypersphere_jax")
@@ -29,7 +31,7 @@ class Batch(NamedTuple):
 
     images: np.ndarray  # uint8 [n, …]
     labels: np.ndarray  # int32 [n]
-    indices: np.ndarray  # int32 [n]; -1 for an unreadable image that was not replaced
+    indices: np.ndarray  # int32 [n]; -1 for an unreadable image that does not count
 
 
 class BadImages:
@@ -96,7 +98,7 @@ def stream(
       steps: the steps.
       bad: receives the unreadable images.
       prepare: (image, step, position in the batch) -> uint8 array, such as `TwoCrops`.
-      replace: replace an unreadable image by the next readable one.
+      replace: replace an unreadable image by the next readable one; otherwise it has index -1.
       rows: the part of each batch to read. Positions are those in the whole batch.
       workers: number of processes that read; 0 for threads of this process.
     """
@@ -105,15 +107,9 @@ def stream(
     try:
         for batch, reasons in iterator:
             bad.report(reasons)
-            # The arrays of a worker are in shared memory, which Grain reuses.
-            copied = Batch(*map(np.array, batch)) if workers else Batch(*batch)
-            del batch
-            yield copied
-    except RuntimeError as error:
-        if "Worker process" not in str(error):
-            raise
-        message = "a process that reads images ended, perhaps for lack of memory; lower workers="
-        raise UserError(message) from error
+            if workers:  # the arrays are in shared memory, which Grain reuses
+                batch = tuple(map(np.array, batch))
+            yield Batch(*batch)
     finally:
         iterator.close()
         del iterator
@@ -142,9 +138,23 @@ def _start_worker(index: int, count: int) -> None:
     end_with_parent()
 
 
+def end_with_parent() -> None:
+    """End this child process as soon as its parent process ends."""
+    parent: Any = parent_process()
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @dataclasses.dataclass(frozen=True)
 class _LoadBatch:
-    """Function from a step to its batch and the reasons for unreadable images; see `stream`."""
+    """Function from a step to its batch and the reasons for unreadable images; see `stream`.
+
+    The batch is None if too many images are unreadable.
+    """
 
     source: Source
     order: Callable[[int], np.ndarray]
@@ -152,50 +162,46 @@ class _LoadBatch:
     prepare: Callable | None
     replace: bool
 
-    def __call__(self, step: int) -> tuple[tuple[np.ndarray, ...], dict[int, str]]:
+    def __call__(self, step: int) -> tuple[tuple[np.ndarray, ...] | None, dict[int, str]]:
         wanted = self.order(step)
         images = []
         labels = []
         indices = []
         reasons: dict[int, str] = {}
         for position in range(len(wanted))[self.rows]:
-            sample, missing = read(self.source, int(wanted[position]), self.replace)
+            sample, missing = read(self.source, int(wanted[position]))
             reasons |= missing
             if not sample:
-                sample = self._blank(int(wanted[position]))
+                return None, reasons
             image = sample["image"]
             if self.prepare is not None:
                 image = self.prepare(image, step, position)
+            label = sample["label"]
+            index = sample["index"]
+            if missing and not self.replace:
+                label = -1
+                index = -1
             images.append(image)
-            labels.append(sample["label"])
-            indices.append(sample["index"])
+            labels.append(label)
+            indices.append(index)
         batch = (np.stack(images), np.array(labels, np.int32), np.array(indices, np.int32))
         return batch, reasons
 
-    def _blank(self, index: int) -> dict[str, Any]:
-        """Return a black image with the shape of the next readable one."""
-        sample, _ = read(self.source, index)
-        shape = self.source.image_shape or (64, 64, 3)
-        image = sample.get("image", np.zeros(shape, np.uint8))
-        return {"image": np.zeros_like(image), "label": -1, "index": -1}
 
-
-def read(source: Source, index: int, replace: bool = True) -> tuple[dict[str, Any], dict[int, str]]:
+def read(source: Source, index: int) -> tuple[dict[str, Any], dict[int, str]]:
     """Read a sample, or the next readable one.
 
     Returns:
-      The sample with its "index", empty if no image can be read; and the reasons why others cannot
-      be read, by index.
+      The sample with its "index", empty if too many images are unreadable; and the reasons why
+      others cannot be read, by index.
     """
     missing: dict[int, str] = {}
-    for offset in range(len(source) if replace else 1):
-        number = (index + offset) % len(source)
+    while len(missing) <= MAX_BAD_SHARE * len(source):
+        number = (index + len(missing)) % len(source)
         try:
             return {**source[number], "index": number}, missing
         except UnreadableImage as error:
             missing[number] = str(error)
-        if len(missing) > MAX_BAD_SHARE * len(source):
-            break
     return {}, missing
 
 
@@ -230,8 +236,8 @@ def in_memory(
     n = len(source)
     images = np.empty((n, *source.image_shape), np.uint8)
     labels = np.empty(n, np.int32)
-    with thread_pool(os.cpu_count()) as pool:
-        results = pool.map(partial(_decode_into, images, labels, source), range(n))
+    with ThreadPool() as pool:
+        results = pool.imap(partial(_decode_into, images, labels, source), range(n))
         for _, missing in zip(track(range(n)), results, strict=True):
             bad.report(missing)
     if not bad.reasons:  # an unreadable image may be repaired

@@ -12,8 +12,8 @@ import numpy as np
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import did_you_mean
-from hypersphere_jax.data.listing import nfc
-from hypersphere_jax.data.source import Sample, Source
+from hypersphere_jax.data.layouts import nfc
+from hypersphere_jax.data.source import Sample, Shape, Source
 from hypersphere_jax.utils.caches import fingerprint
 
 # Position of the largest class in the quantiles of `long_tailed_counts`, fitted to the total of
@@ -73,7 +73,9 @@ class Concatenated:
         self.class_names = next((s.class_names for s in sources if s.class_names), ())
         self.origin = " + ".join(source.origin for source in sources)
         shapes = {source.image_shape for source in sources}
-        self.image_shape = shapes.pop() if len(shapes) == 1 else None
+        self.image_shape: Shape | None = None
+        if len(shapes) == 1:
+            self.image_shape = shapes.pop()
         self._ends = list(itertools.accumulate(len(source) for source in sources))
 
     def __len__(self) -> int:
@@ -96,12 +98,11 @@ class Concatenated:
         return fingerprint(*(f"{source.digest} {len(source)}\n" for source in self.sources))
 
 
-def long_tailed(source: Source, seed: int, size: int | None = None) -> Subset:
+def long_tailed(source: Source, seed: int) -> Subset:
     """Draw a long-tailed subset, like ImageNet-LT of ImageNet.
 
     The `long_tailed_counts`, from the largest (at most 1,280), are assigned to random classes that
     have enough images; each class then draws its images.
-    The number of images defaults to the sum of the counts.
 
     Source: balanced paper A.3.4; Liu et al. 2019, Section 3.
     """
@@ -110,12 +111,9 @@ def long_tailed(source: Source, seed: int, size: int | None = None) -> Subset:
     rng = np.random.RandomState(seed)
     free = sorted(members)
     taken = []
-    for count in long_tailed_counts(len(members), size, largest=largest):
+    for count in long_tailed_counts(len(members), largest=largest):
         able = [label for label in free if len(members[label]) >= count]
-        require(
-            bool(able),
-            f"no class of {source.origin} is left that has {count} images; use a smaller size",
-        )
+        require(bool(able), f"no class of {source.origin} is left that has {count} images")
         label = able[rng.randint(len(able))]
         free.remove(label)
         taken.append(rng.permutation(members[label])[:count])
@@ -124,11 +122,7 @@ def long_tailed(source: Source, seed: int, size: int | None = None) -> Subset:
 
 
 def long_tailed_counts(
-    classes: int,
-    size: int | None = None,
-    alpha: float = 6.0,
-    smallest: int = 5,
-    largest: int = 1280,
+    classes: int, alpha: float = 6.0, smallest: int = 5, largest: int = 1280
 ) -> np.ndarray:
     """Return the class sizes of a long-tailed data set, largest first, int64 `[classes]`.
 
@@ -139,48 +133,21 @@ def long_tailed_counts(
         n_r = smallest + (largest - smallest) (q_r - q_{C-1}) / (q_0 - q_{C-1})
 
     rounded with the same total. The papers state alpha, the smallest and largest class, and the
-    total, but not the draw; c = 0.7928 reproduces ImageNet-LT's total of 115,846. Another `size`
-    determines another c.
+    total, but not the draw; c = 0.7928 reproduces ImageNet-LT's total of 115,846.
 
     Source: balanced paper A.3.4; Liu et al. 2019, "Large-Scale Long-Tailed Recognition in an Open
     World", Section 3.
     """
-    require(
-        smallest <= largest and classes >= 2,
-        f"long-tailed: needs two classes of at least {smallest} images",
-    )
-
-    def exact(first: float) -> np.ndarray:
-        quantiles = ((np.arange(classes) + first) / (classes - 1 + 2 * first)) ** (-1 / alpha)
-        share = (quantiles - quantiles[-1]) / (quantiles[0] - quantiles[-1])
-        return smallest + (largest - smallest) * share
-
-    if size is None:
-        sizes = exact(FIRST_POSITION)
-        return _round_to_total(sizes, round(sizes.sum()))
-    low = 1e-60
-    high = 1e3
-    least = round(exact(low).sum())
-    most = round(exact(high).sum())
-    require(
-        least <= size <= most,
-        f"long-tailed: {classes} classes of {smallest} to {largest} images have {least} to {most} "
-        f"in all, not {size}",
-    )
-    for _ in range(100):
-        first = np.sqrt(low * high)
-        if exact(first).sum() < size:
-            low = first
-        else:
-            high = first
-    return _round_to_total(exact(first), size)
-
-
-def _round_to_total(sizes: np.ndarray, total: int) -> np.ndarray:
-    """Round up those sizes that have the largest fractions, until the sum is `total`."""
+    message = f"long-tailed: needs two classes of at least {smallest} images"
+    require(smallest <= largest and classes >= 2, message)
+    positions = np.arange(classes) + FIRST_POSITION
+    quantiles = (positions / (classes - 1 + 2 * FIRST_POSITION)) ** (-1 / alpha)
+    share = (quantiles - quantiles[-1]) / (quantiles[0] - quantiles[-1])
+    sizes = smallest + (largest - smallest) * share
     counts = np.floor(sizes).astype(np.int64)
+    # Those with the largest fractions are rounded up.
     by_fraction = np.argsort(counts - sizes, kind="stable")
-    counts[by_fraction[: total - counts.sum()]] += 1
+    counts[by_fraction[: round(sizes.sum()) - counts.sum()]] += 1
     return counts
 
 
@@ -260,8 +227,10 @@ def check_classes(names: Iterable[str], known: Iterable[str], origin: str) -> No
 
 def first_few(names: Sequence[str]) -> str:
     """Return the first three names and the number of others."""
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + more
+    listed = ", ".join(map(repr, names[:3]))
+    if len(names) > 3:
+        listed += f" and {len(names) - 3:,} more"
+    return listed
 
 
 def _labeled_by_class(source: Source) -> dict[int, np.ndarray]:

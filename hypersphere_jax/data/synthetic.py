@@ -7,15 +7,12 @@ import functools
 
 import numpy as np
 
-from hypersphere_jax.configs import require
 from hypersphere_jax.data.source import ChangedImages, Sample, Source
 from hypersphere_jax.utils.caches import fingerprint
 
-MAX_BITS = 256  # one step of the generator returns this number
-
 
 class RandomBits:
-    """n unlabeled images of k bits of entropy: k channels, each 0 or 255 at all pixels.
+    """n unlabeled images of k <= 256 bits of entropy: k channels, each 0 or 255 at all pixels.
 
     Each `part`, such as the test split, has independent bits.
 
@@ -23,7 +20,6 @@ class RandomBits:
     """
 
     def __init__(self, n: int, k: int, image_size: int = 32, seed: int = 0, part: int = 0):
-        require(0 <= k <= MAX_BITS, f"{k} random bits: must be from 0 to {MAX_BITS}")
         self.class_names: tuple[str, ...] = ()
         self.origin = f"{n} images of {k} random bits, seed {seed}"
         self.image_shape = (image_size, image_size, k)
@@ -44,14 +40,13 @@ class RandomBits:
 
 
 def with_bits(source: Source, k: int, seed: int = 0, part: int = 0) -> Source:
-    """Return a source with k random bits as further channels, each 0 or 255 at all pixels.
+    """Return a source with k <= 256 random bits as further channels, 0 or 255 at all pixels.
 
     The bits are not augmented: both views of an image share them, and they compete with its
     content. Each `part`, such as the test split, has independent bits.
 
     Source: Chen et al., Section E.
     """
-    require(0 <= k <= MAX_BITS, f"{k} random bits: must be from 0 to {MAX_BITS}")
     shape = source.image_shape
     channels = None if shape is None else shape[2] + k
     stream = 2 * part + 1

@@ -16,7 +16,7 @@ import numpy as np
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import program
 from hypersphere_jax.data.decode import decode, reason
-from hypersphere_jax.data.source import Sample, Source, UnreadableImage
+from hypersphere_jax.data.source import Sample, Shape, Source, UnreadableImage
 from hypersphere_jax.data.subsets import Concatenated, fold
 from hypersphere_jax.utils import caches
 from hypersphere_jax.utils.extras import how_to_install
@@ -63,7 +63,9 @@ class TfdsSource:
         missing = [s.filename for s in self._shards if not Path(s.filename).is_file()]
         require(not missing, f"{missing[:1]} is missing: prepare {builder.name} again")
         shape = features[self._image].shape
-        self.image_shape = None if None in shape else tuple(shape)
+        self.image_shape: Shape | None = None
+        if None not in shape:
+            self.image_shape = tuple(shape)
         self._mode = MODES.get(shape[-1], "RGB")
         self.class_names: tuple[str, ...] = ()
         if self._label is not None:
@@ -113,7 +115,7 @@ class TfdsSource:
         return caches.fingerprint(*parts)
 
 
-def open_tfds(name: str, data_dir: Path | None = None) -> tuple[Source, Source, Source]:
+def open_tfds(name: str, data_dir: Path | str | None = None) -> tuple[Source, Source, Source]:
     """Open a prepared data set: the training, test and pretraining split.
 
     The test split is `test`, or `validation` if `test` is missing or has no labels (imagenet2012),
@@ -126,18 +128,17 @@ def open_tfds(name: str, data_dir: Path | None = None) -> tuple[Source, Source, 
     """
     folder, splits = find_prepared(name, data_dir)
     require("train" in splits, f"{folder} has no split 'train', only {', '.join(splits)}")
-    train = TfdsSource(folder, "train")
-    tests = [TfdsSource(folder, split) for split in ("test", "validation") if split in splits]
-    labeled = [test for test in tests if not train.class_names or test[0]["label"] >= 0]
+    whole = TfdsSource(folder, "train")
+    others = [TfdsSource(folder, split) for split in ("test", "validation") if split in splits]
+    labeled = [source for source in others if not whole.class_names or source[0]["label"] >= 0]
+    train: Source = whole
+    test: Source | None = next(iter(labeled), None)
+    if test is None:
+        train, test = fold(whole, folds=10, number=0, seed=0)
     unlabeled = [split for split in splits if split in ("unlabelled", "unlabeled")]
-    if labeled and unlabeled:
-        return train, labeled[0], TfdsSource(folder, f"train+{unlabeled[0]}")
-    if labeled:
-        return train, labeled[0], train
-    part, held_out = fold(train, folds=10, number=0, seed=0)
-    if unlabeled:
-        return part, held_out, Concatenated([part, TfdsSource(folder, unlabeled[0])])
-    return part, held_out, part
+    if not unlabeled:
+        return train, test, train
+    return train, test, Concatenated([train, TfdsSource(folder, unlabeled[0])])
 
 
 def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, list[str]]:
@@ -155,8 +156,7 @@ def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, 
         raise UserError(f"{name} is not a file or folder; {how}") from error
 
     root = data_root(data_dir)
-    option = f" --data-dir {data_dir}" if data_dir else ""
-    command = f"`{program()} data prepare {name}{option}`"
+    command = f"`{program()} data prepare {name} --data-dir {root}`"
     try:
         with record_error_context():
             folder = _find_builder_dir(name, data_dir=str(root))
@@ -165,10 +165,8 @@ def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, 
     if folder is None:
         message = f"{name} is not prepared in {root}: run {command}"
         if (root / name).is_dir():
-            message += f", or name a config as {name}/CONFIG"
-        elif not data_dir:
-            message += ", or name the folder of its images with data_dir="
-        raise NotPrepared(message)
+            raise NotPrepared(f"{message}, or name a config as {name}/CONFIG")
+        raise NotPrepared(f"{message}, or name the folder of its images with data_dir=")
     builder = _open_builder(Path(folder))
     formats = [available.value for available in builder.info.available_file_formats()]
     if FORMAT not in formats:
@@ -244,4 +242,6 @@ def _feature_name(features: Any, kind: type, default: str) -> str | None:
     names = [name for name, feature in features.items() if type(feature) is kind]
     if default in names:
         return default
-    return names[0] if len(names) == 1 else None
+    if len(names) == 1:
+        return names[0]
+    return None

@@ -15,8 +15,8 @@ from hypersphere_jax.configs import DataConfig, FeaturesConfig, PretrainConfig, 
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.channels import with_channels
-from hypersphere_jax.data.image_files import EXTENSIONS
 from hypersphere_jax.data.inputs import read_image
+from hypersphere_jax.data.layouts import EXTENSIONS
 from hypersphere_jax.data.pipeline import read
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.data.subsets import Subset

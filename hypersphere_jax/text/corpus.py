@@ -1,7 +1,6 @@
 """Prepared text: consecutive sentences of documents as token ids on disk."""
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ class Corpus:
       documents: first sentence of each document, then the number of sentences, int64 `[d + 1]`.
       max_tokens: longest possible sentence, with END.
       options: options of `prepare_text`.
-      digest: changes with any token, word or document.
+      digest: fingerprint of tokens, words and documents.
 
     Raises:
       UserError: for a folder that is not a corpus, or is damaged.
@@ -111,7 +110,9 @@ class Corpus:
 def open_corpus(folder: Path) -> tuple[Corpus, Corpus | None]:
     """Open the train and held-out splits; the latter is None with fewer than two sentences."""
     train, held_out = (Corpus(folder, split) for split in SPLITS)
-    return train, held_out if len(held_out) >= 2 else None
+    if len(held_out) < 2:
+        return train, None
+    return train, held_out
 
 
 def write_vocabulary(file: Path, words: Sequence[str]) -> None:
@@ -121,11 +122,13 @@ def write_vocabulary(file: Path, words: Sequence[str]) -> None:
 
 
 def vocabulary_digest(words: Sequence[str]) -> str:
-    """Return a digest of words and their order."""
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    """Return a fingerprint of words and their order."""
+    return caches.fingerprint("\n".join(words))
 
 
 def read_vocabulary(file: Path) -> tuple[str, ...]:
     """Return the words in a file, none if it does not exist."""
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    if not file.is_file():
+        return ()
+    text = file.read_text(encoding="utf-8", errors="replace")
     return tuple(text.split("\n")[:-1])

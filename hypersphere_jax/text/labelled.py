@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,12 @@ from hypersphere_jax.data import Dataset
 from hypersphere_jax.text.packing import END, UNKNOWN
 from hypersphere_jax.text.text_files import read_lines
 from hypersphere_jax.text.tokenizer import tokenize
+from hypersphere_jax.utils.caches import fingerprint
 
 logger = logging.getLogger("hypersphere_jax")
 
 TASKS = {"mr": "rt-polarity", "cr": "custrev"}  # file stems of the tasks in Table 4
+CLASSES = ("neg", "pos")
 LONGEST = 128  # tokens; longer sentences are truncated
 
 
@@ -51,10 +52,8 @@ class LabelledSentences:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Changes with any token or label."""
-        digest = hashlib.sha256(repr(self.tokens.shape).encode())
-        digest.update(self.tokens.tobytes() + self.labels.tobytes())
-        return digest.hexdigest()[:16]
+        """Fingerprint of tokens and labels."""
+        return fingerprint(repr(self.tokens.shape), self.tokens, self.labels)
 
 
 def load_labelled(
@@ -64,8 +63,7 @@ def load_labelled(
 
     Args:
       name: "mr" or "cr" in `data_dir`; or the path STEM of two files STEM.pos and STEM.neg with a
-        sentence per line; or a .tsv file with a label, a tab and a sentence per line. Files may be
-        compressed (.gz).
+        sentence per line, or of two compressed files STEM.pos.gz and STEM.neg.gz.
       data_dir: folder of the named tasks.
       vocabulary: word of each token id, as `Corpus.vocabulary`.
       max_tokens: longest sentence; longer ones are truncated with a warning.
@@ -74,23 +72,20 @@ def load_labelled(
       A dataset without a test split.
 
     Raises:
-      UserError: for missing or malformed files, or a single class.
+      UserError: for missing or empty files.
     """
     path = Path(name).expanduser()
     if name in TASKS:
         require(data_dir is not None, f"{name} needs data_dir=, the folder of {TASKS[name]}.pos")
         path = Path(data_dir).expanduser() / TASKS[name]
-    is_table = path.name.endswith((".tsv", ".tsv.gz"))
-    rows = _read_table(path) if is_table else _read_pair(path)
-    class_names = sorted({label for label, _ in rows})
-    require(len(class_names) > 1, f"{path} has the classes {class_names}: two are needed")
-    labels = np.array([class_names.index(label) for label, _ in rows], np.int32)
-    sentences = [tokenize(sentence) for _, sentence in rows]
+    lines = [_read_class(path, label) for label in CLASSES]
+    labels = np.repeat(np.arange(len(CLASSES), dtype=np.int32), [len(part) for part in lines])
+    sentences = [tokenize(line) for part in lines for line in part]
     longest = max(map(len, sentences)) + 1
     if longest > max_tokens:
         logger.warning("%s: sentences are truncated to %d words", path, max_tokens - 1)
     tokens = _token_ids(sentences, vocabulary, min(max_tokens, longest))
-    source = LabelledSentences(tokens, labels, tuple(class_names), str(path))
+    source = LabelledSentences(tokens, labels, CLASSES, str(path))
     return Dataset(source, None, source, "none")
 
 
@@ -106,31 +101,16 @@ def _token_ids(
     return tokens
 
 
-def _read_pair(path: Path) -> list[tuple[str, str]]:
-    """Return class and sentence of each line in two files, given by their stem or one of them."""
+def _read_class(path: Path, label: str) -> list[str]:
+    """Return the sentences of a class, given the stem of its file or the file of any class."""
     stem = path.name.removesuffix(".gz").removesuffix(".pos").removesuffix(".neg")
-    rows = []
-    for label in ("neg", "pos"):
-        files = [path.with_name(f"{stem}.{label}{ending}") for ending in ("", ".gz")]
-        file = next(filter(Path.is_file, files), None)
-        hint = did_you_mean(stem, TASKS)
-        require(
-            file is not None,
-            f"no file {files[0]} or {files[1].name}{hint}; name {' or '.join(TASKS)} with "
-            "data_dir=, the STEM of STEM.pos and STEM.neg, or a .tsv file",
-        )
-        rows += [(label, line) for line in read_lines(file) if line.strip()]
-    return rows
-
-
-def _read_table(file: Path) -> list[tuple[str, str]]:
-    """Return class and sentence of each line in a table, which may have a header."""
-    rows = []
-    for number, line in enumerate(read_lines(file), 1):
-        label, tab, sentence = line.partition("\t")
-        is_header = number == 1 and label.strip().lower() == "label"
-        if line.strip() and not is_header:
-            message = f"{file}: line {number} is not a label, a tab and a sentence"
-            require(bool(tab) and "\t" not in sentence, message)
-            rows.append((label.strip(), sentence))
-    return rows
+    files = [path.with_name(f"{stem}.{label}{ending}") for ending in ("", ".gz")]
+    file = next(filter(Path.is_file, files), None)
+    require(
+        file is not None,
+        f"no file {files[0]} or {files[1].name}{did_you_mean(stem, TASKS)}; name "
+        f"{' or '.join(TASKS)} with data_dir=, or the STEM of STEM.pos and STEM.neg",
+    )
+    lines = [line for line in read_lines(file) if line.strip()]
+    require(bool(lines), f"{file} contains no sentence")
+    return lines

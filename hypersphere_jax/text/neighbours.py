@@ -17,7 +17,7 @@ from hypersphere_jax.text.corpus import Corpus
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training.run_dir import RunEncoder
 
-UNIT = 50  # consecutive sentences that count as one sample in the standard error of alignment
+UNIT = 50  # consecutive sentences that are one sample of the standard error of alignment
 
 
 def neighbour_metrics(
@@ -45,10 +45,10 @@ def neighbour_metrics(
       t: scale of the potential, > 0.
 
     Returns:
-      Values and standard errors, None if unknown. `align_standard_error` is the error of a ratio of
-      sums (Cochran, Sampling Techniques, 2.11) whose samples are about 50 consecutive sentences.
-      The errors of `uniform_f` and `uniform_g` assume independent sentences; `uniform` has
-      their sum. `pairs` is the number of (i, j).
+      Values and standard errors, None if unknown. The error of alignment is that of a ratio of sums
+      (Cochran, Sampling Techniques, 2.11) whose samples are 50 consecutive sentences. The errors of
+      `uniform_f` and `uniform_g` assume independent sentences; `uniform` has their sum. `pairs` is
+      the number of (i, j).
 
     Raises:
       UserError: for invalid features or options, or no neighbours.
@@ -63,13 +63,13 @@ def neighbour_metrics(
     documents = np.asarray(documents)
     n = len(f)
     require(documents[0] == 0 and documents[-1] == n, f"documents: must go from 0 to {n}")
-    has_next = _has_next(documents)
-    require(has_next.any(), "documents: each has one sentence, and there are no neighbours")
+    i, j = _neighbours(documents)
+    require(len(i) > 0, "documents: each has one sentence, and there are no neighbours")
     uniform_f = metrics.uniformity(f, t)
     uniform_g = metrics.uniformity(g, t)
     uniform = Estimate(*map(sum, zip(uniform_f, uniform_g, strict=True)))
     result = {
-        **entries("align", _alignment(f, g, documents, alpha)),
+        **entries("align", _alignment(f, g, i, j, alpha)),
         "align_alpha": alpha,
         **entries("uniform", uniform),
         **entries("uniform_f", uniform_f),
@@ -77,49 +77,32 @@ def neighbour_metrics(
         "uniform_t": t,
         "n": n,
         "d": f.shape[1],
-        "pairs": 2 * int(has_next.sum()),
+        "pairs": len(i),
         "documents": len(documents) - 1,
     }
     return jsonable(result)
 
 
-def _has_next(documents: np.ndarray) -> np.ndarray:
-    """Return whether sentences i and i + 1 are in the same document, booleans `[n - 1]`."""
+def _neighbours(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs (i, j) of neighbouring sentences of a document, both ways."""
     has_next = np.ones(documents[-1] - 1, bool)
     has_next[documents[1:-1] - 1] = False
-    return has_next
+    before = np.flatnonzero(has_next)
+    after = before + 1
+    return np.concatenate([before, after]), np.concatenate([after, before])
 
 
-def _alignment(f, g, documents: np.ndarray, alpha: float) -> Estimate:
-    has_next = _has_next(documents)
-    sums = np.zeros(len(f))
-    neighbours = np.zeros(len(f))
-    before = slice(None, -1)
-    after = slice(1, None)
-    for one, other in ((before, after), (after, before)):
-        powers = geometry.distances(f[one], g[other]) ** alpha
-        sums[one] += np.where(has_next, powers, 0.0)
-        neighbours[one] += has_next
-    rows = neighbours > 0
-    return _mean_of_units(sums[rows] / neighbours[rows], _units(documents)[rows])
-
-
-def _units(documents: np.ndarray) -> np.ndarray:
-    """Return the unit of each sentence `[n]`: equal parts of a document of about `UNIT`."""
-    units: list[np.ndarray] = []
-    first = 0
-    for length in np.diff(documents):
-        parts = max(1, round(length / UNIT))
-        units.append(first + np.arange(length) * parts // length)
-        first += parts
-    return np.concatenate(units)
-
-
-def _mean_of_units(values: np.ndarray, units: np.ndarray) -> Estimate:
-    """Return the mean of values `[n]`, and its standard error for independent units `[n]`."""
+def _alignment(f, g, i: np.ndarray, j: np.ndarray, alpha: float) -> Estimate:
+    """Return the mean over sentences i of the mean power of the distance to their neighbours j."""
+    powers = geometry.distances(SelectedRows(f, i), SelectedRows(g, j)) ** alpha
+    sums = np.bincount(i, powers)
+    neighbours = np.bincount(i)
+    rows = np.flatnonzero(neighbours)
+    values = sums[rows] / neighbours[rows]
     mean = float(values.mean())
-    excesses = np.bincount(np.unique(units, return_inverse=True)[1], values - mean)
-    count = len(excesses)
+    units = rows // UNIT
+    excesses = np.bincount(units, values - mean)
+    count = len(np.unique(units))
     error = math.nan
     if count > 1:
         error = math.sqrt(count / (count - 1) * np.sum(excesses**2)) / len(values)
@@ -138,11 +121,8 @@ def neighbour_inputs(
     features = split_features(encoder, corpus, ["f", "g"], devices).features
     f = check_features("f", features["f"].x)
     g = check_features("g", features["g"].x)
-    before = np.flatnonzero(_has_next(corpus.documents))
-    pairs = (
-        SelectedRows(f, np.concatenate([before, before + 1])),
-        SelectedRows(g, np.concatenate([before + 1, before])),
-    )
+    i, j = _neighbours(corpus.documents)
+    pairs = (SelectedRows(f, i), SelectedRows(g, j))
     return f, pairs, functools.partial(_summary, f, g, corpus.documents)
 
 

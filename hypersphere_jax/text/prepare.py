@@ -2,7 +2,6 @@
 
 import array
 import collections
-import hashlib
 import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -155,12 +154,10 @@ def _write_split(
     lengths = np.concatenate([np.zeros(0, np.int64), *(each.lengths for each in documents)])
     offsets = np.append(0, np.cumsum(np.minimum(lengths, max_tokens)))
     borders = np.append(0, np.cumsum([len(each.lengths) for each in documents], dtype=np.int64))
-    digest = hashlib.sha256(f"{max_tokens} {vocabulary_digest(words)}".encode())
-    for part in (tokens, offsets, borders):
-        digest.update(part.tobytes())
+    head = f"{max_tokens} {vocabulary_digest(words)}"
     caches.write(file, tokens, offsets, borders)
     return {
-        "digest": digest.hexdigest()[:16],
+        "digest": caches.fingerprint(head, tokens, offsets, borders),
         "cut": int(np.sum(lengths > max_tokens)),
         "unknown": int(np.sum(tokens == UNKNOWN)),
     }

@@ -56,7 +56,7 @@ def sentence_probe(
       x: features `[n, d]`.
       y: labels `[n]`.
       num_classes: number of classes.
-      seed: of the folds and of the bootstrap.
+      seed: seed of the folds and of the bootstrap.
       folds: outer folds.
       inner_folds: folds of each training part.
       strengths: penalties to choose from, > 0.
@@ -76,24 +76,28 @@ def sentence_probe(
     outer = validation_folds(ids, folds, seed)
     options = {"num_classes": len(classes), "devices": devices}
     problem = logistic.place(x, ids, fits=len(strengths), **options)
-    top1 = [
-        _inner_top1(problem, ids, outer != fold, strengths, inner_folds, seed)
-        for fold in range(folds)
-    ]
-    chosen = [strengths[best_cell(inner)] for inner in top1]
     n_train = len(y) - np.bincount(outer)
-    penalty = _penalty(problem, chosen, n_train)
-    fits = [
-        logistic.fit_logistic(problem, outer != fold, penalty[fold : fold + 1])
-        for fold in range(folds)
-    ]
-    fit = jax.tree.map(lambda *leaves: np.concatenate(leaves), *fits)
-    ranked = classes[_rank(problem, fit.classifiers, x, outer)]
-    result = classification_scores(ranked, y, num_classes=num_classes, seed=seed)
+    ranked = np.empty((len(y), min(problem.num_classes, 5)), np.int32)  # best classes of each row
+    top1 = []
+    chosen = []
+    fits = []
+    for fold in range(folds):
+        top1.append(_inner_top1(problem, ids, outer != fold, strengths, inner_folds, seed))
+        chosen.append(strengths[best_cell(top1[-1])])
+        penalty = _penalty(problem, chosen[-1:], n_train[fold])
+        fit = logistic.fit_logistic(problem, outer != fold, penalty)
+        fits.append(fit)
+        classifier = Classifier(*(leaf[0] for leaf in fit.classifiers))
+        rows = np.flatnonzero(outer == fold)
+        part = SelectedRows(x, rows)
+        best = top_classes(classifier, part, ranked.shape[1], problem.scaling.apply)
+        ranked[rows] = classes[best]
+    limits = logistic.limit(_penalty(problem, chosen, n_train))
+    gradient_norms = np.concatenate([fit.gradient_norm for fit in fits])
     by_fold = [100 * float(np.mean((ranked[:, 0] == y)[outer == fold])) for fold in range(folds)]
     return {
         "protocol": "quick_thought",
-        **result,
+        **classification_scores(ranked, y, num_classes=num_classes, seed=seed),
         "n": len(y),
         "n_train": int(n_train.min()),
         "d": x.shape[1],
@@ -104,8 +108,7 @@ def sentence_probe(
         "folds": folds,
         "inner_folds": inner_folds,
         "seed": seed,
-        "steps": int(fit.steps.max()),
-        "converged": bool((fit.gradient_norm <= logistic.limit(penalty)).all()),
+        "converged": bool((gradient_norms <= limits).all()),
     }
 
 
@@ -125,17 +128,6 @@ def _inner_top1(
     penalty = _penalty(problem, [strengths], fitted_rows[:, None])
     top1, _ = logistic.cross_validate(problem, fold_of_row, penalty)
     return top1
-
-
-def _rank(problem: logistic.Problem, classifiers: Classifier, x, outer: np.ndarray) -> np.ndarray:
-    """Return the five best classes of each row by the classifier of its outer fold."""
-    count = min(problem.num_classes, 5)
-    ranked = np.empty((len(x), count), np.int32)
-    for fold, classifier in enumerate(map(Classifier, *classifiers)):
-        rows = np.flatnonzero(outer == fold)
-        part = SelectedRows(x, rows)
-        ranked[rows] = top_classes(classifier, part, count, problem.scaling.apply)
-    return ranked
 
 
 def _penalty(problem: logistic.Problem, strengths: Any, rows: np.ndarray) -> np.ndarray:

@@ -1,21 +1,20 @@
 """Text as the data of a run: a prepared corpus, or text files that are prepared on the fly."""
 
 import contextlib
-import hashlib
 import itertools
 import json
 import logging
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from hypersphere_jax.configs import DataConfig, UserError, require
 from hypersphere_jax.configs.base import refuse
 from hypersphere_jax.data import NAMED, Dataset
-from hypersphere_jax.data.image_files import EXTENSIONS
+from hypersphere_jax.data.layouts import EXTENSIONS
 from hypersphere_jax.text.corpus import RECORD, Corpus, open_corpus
 from hypersphere_jax.text.prepare import PrepareTextConfig, prepare_text
 from hypersphere_jax.text.text_files import is_text_name, text_files, visible_files
+from hypersphere_jax.utils.caches import fingerprint
 from hypersphere_jax.utils.files import locked
 
 logger = logging.getLogger("hypersphere_jax")
@@ -98,19 +97,15 @@ def load_corpus(path: Path, vocabulary: int, max_tokens: int) -> tuple[Corpus, C
     """
     if (path / RECORD).is_file():
         return open_corpus(path)
-    folder = Path(CACHE).expanduser() / _fingerprint(text_files(path), vocabulary, max_tokens)
+    options = {"vocabulary": vocabulary, "max_tokens": max_tokens}
+    stats = [(str(file.resolve()), file.stat()) for file in text_files(path)]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    folder = Path(CACHE).expanduser() / fingerprint(json.dumps([FORMAT, files, options]))
     with locked(folder.with_suffix(".lock")):
         if folder.exists():
             with contextlib.suppress(UserError):
                 return open_corpus(folder)
             shutil.rmtree(folder)
         logger.info("preparing the text in %s once; its corpus is kept in %s", path, folder)
-        options = {"vocabulary": vocabulary, "max_tokens": max_tokens}
         prepare_text(PrepareTextConfig(str(path), str(folder), **options))
         return open_corpus(folder)
-
-
-def _fingerprint(files: Sequence[Path], *options: int) -> str:
-    """Return a key that changes with the files and the options."""
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(json.dumps([FORMAT, stats, options]).encode()).hexdigest()[:24]

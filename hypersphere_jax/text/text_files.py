@@ -1,13 +1,11 @@
 """Text files: finding them, decoding their lines, and reading their sentences."""
 
-import contextlib
 import gzip
 import itertools
 import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.text.tokenizer import has_word, split_sentences
@@ -58,20 +56,16 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises:
       UserError: for a damaged file, and for UTF-16.
     """
-    with _open(path) as file:
-        for number, line in enumerate(file):
-            is_utf16 = number == 0 and line.startswith(BYTE_ORDER_MARKS_UTF16)
-            require(not is_utf16, f"{path} is UTF-16: convert it to UTF-8")
-            text = _decode(line).replace("\r", "\n").rstrip("\n")
-            yield from text.split("\n")
-
-
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
     try:
         with open_file(path) as file:
-            is_compressed = path.suffix.lower() == ".gz"
-            yield gzip.GzipFile(fileobj=file) if is_compressed else file  # type: ignore[misc]
+            lines: Iterable[bytes] = file
+            if path.suffix.lower() == ".gz":
+                lines = gzip.GzipFile(fileobj=file)
+            for number, line in enumerate(lines):
+                is_utf16 = number == 0 and line.startswith(BYTE_ORDER_MARKS_UTF16)
+                require(not is_utf16, f"{path} is UTF-16: convert it to UTF-8")
+                text = _decode(line).replace("\r", "\n").rstrip("\n")
+                yield from text.split("\n")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path} is damaged or incomplete: {error}") from error
 
@@ -125,7 +119,9 @@ def detect_form(lines: Iterable[str]) -> str:
     complete = sum(line.rstrip(CLOSING).endswith((".", "!", "?", "…")) for line in lines)
     several = sum(len(split_sentences(line)) > 1 for line in lines)
     is_one_per_line = complete >= 0.8 * len(lines) and several <= 0.2 * len(lines)
-    return "sentences" if lines and is_one_per_line else "prose"
+    if lines and is_one_per_line:
+        return "sentences"
+    return "prose"
 
 
 def paragraphs(lines: Iterable[str]) -> Iterator[str]:

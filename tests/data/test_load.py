@@ -54,8 +54,9 @@ def test_pretraining_on_a_part_adds_only_unlabeled_images(part, n, tmp_path):
     labelled = [example(image, i % 2) for i, image in enumerate(noise(20))]
     unlabelled = noise(7, seed=1)
     records = [example(image, -1) for image in unlabelled]
-    write(tmp_path, {"train": [labelled], "test": [labelled[:2]], "unlabelled": [records]})
-    found = load(DataConfig(data="shapes", data_dir=str(tmp_path), **part))
+    root = tmp_path / "data.v2"
+    write(root, {"train": [labelled], "test": [labelled[:2]], "unlabelled": [records]})
+    found = load(DataConfig(data="shapes", data_dir=str(root), **part))
     assert len(found.train) == n
     assert found.pretrain.labels.tolist() == [*found.train.labels.tolist(), *[-1] * 7]
     equal(images(found.pretrain), [*images(found.train), *unlabelled])

@@ -117,7 +117,7 @@ def test_unreadable_images_are_marked_without_replacement():
     lost = np.isin(range(N), list(source.bad))
     equal(indices, np.where(lost, -1, range(N)))
     equal(labels, np.where(lost, -1, source.labels))
-    equal(images[:, 1, 1, 2], np.where(lost, 0, range(N)))
+    equal(images[~lost, 1, 1, 2], np.flatnonzero(~lost))
 
 
 def test_unreadable_images_are_errors_or_at_most_a_tenth():

@@ -1,4 +1,4 @@
-"""Labelled sentences: pairs of files and tables."""
+"""Labelled sentences: pairs of files."""
 
 import gzip
 
@@ -29,29 +29,12 @@ def test_pair_of_files(tmp_path, ending):
     assert source.labels.tolist() == [0, 0, 1, 1, 1]
 
 
-@pytest.mark.parametrize("header", ["", "Label\tsentence\r\n", "\ufefflabel\ttext\n"])
-@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
-def test_table(tmp_path, header, name):
-    rows = [("good", "so good"), ("bad", "so bad"), ("ugly", "it 's dull"), ("bad", "dull")]
-    content = (header + "".join(f"{label} \t{text}\n\n" for label, text in rows)).encode()
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    source = load_labelled(str(tmp_path / name), None, VOCABULARY).train
-    assert source.class_names == ("bad", "good", "ugly") and source.labels.tolist() == [1, 0, 2, 0]
-    assert source.tokens.tolist() == [[2, 2, 1, 0], [2, 2, 1, 0], [8, 4, 6, 1], [6, 1, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "named"),
-    [
-        ("one.pos", "dull", "one"),
-        ("untabbed.tsv", "good\tit\nbad dull", "line 2"),
-        ("single.tsv", "good\tit\ngood\tdull", "single.tsv"),
-        ("empty.tsv", "", "empty.tsv"),
-    ],
-)
-def test_malformed_files_are_refused(tmp_path, name, content, named):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=named):
-        load_labelled(str(tmp_path / name), None, VOCABULARY)
+def test_missing_and_empty_files_are_refused(tmp_path):
+    (tmp_path / "one.pos").write_text("dull")
+    (tmp_path / "empty.pos").write_text("dull")
+    (tmp_path / "empty.neg").write_text("\n")
+    for name in ("one", "empty"):
+        with pytest.raises(UserError, match=f"{name}.neg"):
+            load_labelled(str(tmp_path / name), None, VOCABULARY)
     with pytest.raises(UserError, match="data_dir"):
         load_labelled("mr", None, VOCABULARY)
