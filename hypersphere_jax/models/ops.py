@@ -21,8 +21,9 @@ def convolution(
 ) -> jax.Array:
     """Convolve images; a replacement for `jax.lax.conv_general_dilated`.
 
-    On CPUs, wide 3x3 convolutions with stride 1 are computed by Winograd's algorithm, which has
-    reverse-mode derivatives only, and all others as a product of image patches.
+    On CPUs, 3x3 convolutions with stride 1 and at least `winograd.MIN_CHANNELS` channels are
+    computed by Winograd's algorithm, which has reverse-mode derivatives only. XLA's convolution is
+    faster for fewer channels and other strides, except for images smaller than the kernel.
 
     Args:
       x: images `[n, h, w, c]`.
@@ -39,10 +40,12 @@ def convolution(
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
     strides = tuple(strides)
     padding = tuple(tuple(pair) for pair in padding)
+    if patches.is_faster(x, kernel, strides, padding):
+        return patches.convolution(x, kernel, strides, padding)
     sharded = is_sharded(x) or is_sharded(kernel)
     if not sharded and strides == (1, 1) and winograd.is_faster(x, kernel, padding):
         return winograd.convolution(x, kernel, padding)
-    return patches.convolution(x, kernel, strides, padding, in_blocks=not sharded)
+    return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
 
 def dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:

@@ -47,14 +47,15 @@ def draw(rng, images, kernel):
 @pytest.mark.parametrize(
     ("images", "kernel", "strides", "padding", "options"),
     [
-        # Products of patches, also in blocks of images, and XLA's own convolution.
-        ((2, 8, 9, 4), (3, 3, 4, 6), 1, 1, {}),
-        ((2, 7, 8, 4), (3, 3, 4, 6), 2, 1, {}),
+        # Products of patches: images or results smaller than the kernel.
+        ((2, 2, 3, 4), (3, 3, 4, 6), 1, 1, {}),
+        ((2, 4, 5, 4), (3, 3, 4, 6), 2, 1, {}),
         ((2, 9, 10, 4), (7, 7, 4, 6), 2, 3, {}),
-        ((2, 6, 7, 4), (1, 1, 4, 6), 2, 0, {}),
-        ((150, 32, 32, 8), (3, 3, 8, 2), 2, 1, {}),
+        # XLA's own convolution.
         ((2, 9, 10, 4), (3, 3, 4, 6), 1, 1, {"rhs_dilation": (2, 2)}),
-        # Winograd's algorithm: whole and partial tiles, and several blocks of images.
+        # Winograd's algorithm: whole and partial tiles, and several blocks of images. With 32
+        # channels, the rounding errors of transforms and sums are at most 7e-4 of the largest
+        # value: gamma_N |A|(|B||x||B| * |G||k||G|)|A| with N = 69 roundings.
         ((32, 8, 8, 32), (3, 3, 32, 32), 1, 1, {}),
         ((32, 7, 12, 32), (3, 3, 32, 33), 1, 1, {}),
         ((601, 8, 8, 32), (3, 3, 32, 32), 1, 1, {}),

@@ -1,1 +1,1 @@
-"""Kernels for CPUs, where XLA's own convolutions and wide products are slow. `ops` chooses them."""
+"""Kernels for CPUs, where some convolutions and wide products of XLA are slow; see `ops`."""
