@@ -25,7 +25,6 @@ from hypersphere_jax.configs.flags import with_file
 from hypersphere_jax.data import load
 from hypersphere_jax.data.source import UnreadableImage
 from hypersphere_jax.pretrained import read_state
-from hypersphere_jax.text.labelled import load_labelled
 from hypersphere_jax.text.text_files import read_sentences
 from hypersphere_jax.training.run_dir import read_config
 from hypersphere_jax.utils.arrays import array_names, open_array
@@ -94,10 +93,6 @@ READERS = {
     "config.json": (json.dumps(RECORD).encode(), lambda file: read_config(file.parent)),
     "a.safetensors": (save({"a": FLOATS}), read_state),
     "a.txt.gz": (gzip.compress(SENTENCES), lambda file: list(read_sentences(file, "auto"))),
-    "a.tsv": (
-        b"label\tsentence\n1\ta ship\n2\ta king\n",
-        lambda file: load_labelled(str(file), None, ()),
-    ),
 }
 
 
