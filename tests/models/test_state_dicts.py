@@ -85,3 +85,12 @@ def test_networks_are_inferred_from_shapes(config, size, recipe):
     inferred = infer_model(state)
     assert inferred.image_size == size
     assert default_recipe(inferred) == recipe
+
+
+def test_image_size_must_fit_fc6(rng):
+    state = random_state(ALEXNET, rng)
+    for size in (31, 38):
+        assert infer_model(state, size).image_size == size
+    for size in (30, 39):
+        with pytest.raises(UserError, match=f"image_size={size}"):
+            infer_model(state, size)
