@@ -12,7 +12,6 @@ from run_states import full_disk
 from safetensors.numpy import load_file, save_file
 from torch_networks import (
     ALEXNET,
-    HEADLESS,
     RESNET,
     assert_same,
     hugging_face,
@@ -55,9 +54,10 @@ def import_state(tmp_path, rng):
 @pytest.mark.parametrize(
     ("library", "config"),
     [
-        ("Hugging Face", replace(RESNET, model="resnet50", image_size=32)),
         pytest.param(
-            "SwAV", replace(HEADLESS, stem="imagenet", image_size=32), marks=pytest.mark.slow
+            "Hugging Face",
+            replace(RESNET, model="resnet50", image_size=32),
+            marks=pytest.mark.slow,
         ),
         ("Wang & Isola", ALEXNET),
     ],
@@ -67,9 +67,6 @@ def test_features_match_numpy(library, config, short_resnets, tmp_path, rng):
     entries = state
     if library == "Hugging Face":
         entries = hugging_face(state)
-    elif library == "SwAV":
-        entries = {f"module.{name}": array for name, array in state.items()}
-        entries |= {"module.prototypes.weight": np.ones((2, 3), "f")}
     save_file(entries, tmp_path / "a.safetensors")
     encoder = hj.load(tmp_path / "a.safetensors", image_size=32)
     images = rng.integers(0, 256, (3, 32, 32, 3), np.uint8)
