@@ -124,14 +124,19 @@ def unit_vectors(count: int, n: int, dim: int) -> list[np.ndarray]:
     return [array / np.linalg.norm(array, axis=1, keepdims=True) for array in arrays]
 
 
+def compile_gradient(function: Callable, loss: Loss, n: int, dim: int, dtype: str) -> Any:
+    """Compile value and gradient of a form in JAX."""
+    gradient = jax.value_and_grad(function, argnums=tuple(range(loss.learned)))
+    shape = jax.ShapeDtypeStruct((n, dim), dtype)
+    return jax.jit(gradient).lower(*[shape] * loss.inputs).compile()
+
+
 @functools.lru_cache(maxsize=2)  # callers read the memory of a program, then run it
 def compile_form(loss: Loss, form: str, n: int, dim: int) -> Any:
     """Compile value and gradient of a form in JAX, with float32 products on all devices."""
     function = loss.ours if form == OURS else functools.partial(loss.dense, JAX)
-    gradient = jax.value_and_grad(function, argnums=tuple(range(loss.learned)))
-    shape = jax.ShapeDtypeStruct((n, dim), jnp.float32)
     with jax.default_matmul_precision("highest"):
-        return jax.jit(gradient).lower(*[shape] * loss.inputs).compile()
+        return compile_gradient(function, loss, n, dim, "float32")
 
 
 def make_form(loss: Loss, form: str, arrays: Sequence[np.ndarray]) -> Callable[[], tuple]:

@@ -20,6 +20,7 @@ from benchmarks.options import LossesOptions
 from benchmarks.timing import matrix_product, median, ratio, show, take_turns
 
 PRODUCT = "product"
+DENSE_LIMIT = 8192  # the largest n of the dense forms, whose memory grows as n^2
 NOTE = """
 relative: time relative to hypersphere_jax. % of peak: share of the speed of a matrix product,
 counting only the products that a form needs. limit: those products, with memory linear in n, at
@@ -35,7 +36,7 @@ def run(options: LossesOptions) -> list[dict[str, Any]]:
         of_loss = []
         for n in options.sizes:
             forms = [OURS]
-            if n <= options.dense_limit:
+            if n <= DENSE_LIMIT:
                 forms += [DENSE, TORCH]
             if importlib.util.find_spec("torch") is None:
                 forms = forms[:2]

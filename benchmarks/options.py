@@ -36,8 +36,6 @@ class LossesOptions(TimingOptions):
     """Numbers of points n: pairs, or queries and negatives."""
     dim: int = 128
     """Dimension of the points."""
-    dense_limit: int = 8192
-    """Largest n of the dense forms, whose memory grows as n^2."""
     figures: str | None = None
     """Folder for a figure of each loss. Defaults to none."""
 
@@ -74,12 +72,6 @@ class StepOptions(TimingOptions):
 class LoopOptions(TimingOptions):
     """Training loop: time per step, compared with a bare loop over the same steps."""
 
-    model: Network = "small_cnn"
-    """Network."""
-    width: float = 0.25
-    """Factor of the number of channels."""
-    batch_size: int = 140
-    """Positive pairs in a batch."""
     epochs: int = 30
     """Passes over the 1,400 digits."""
 
@@ -117,7 +109,7 @@ class StartOptions(TimingOptions):
 class KnnOptions(TimingOptions):
     """Nearest neighbours: time, compared with scikit-learn and with the matrix product."""
 
-    counts = ("queries", "bank", "dim", "k", "compare")
+    counts = ("queries", "bank", "dim", "k")
     rounds: int = 1
     """Rounds to measure, after one that compiles."""
     queries: int = 10_000
@@ -128,31 +120,21 @@ class KnnOptions(TimingOptions):
     """Dimension of the features."""
     k: tuple[int, ...] = (5, 200)
     """Numbers of neighbours."""
-    metric: Literal["cosine", "euclidean"] = "cosine"
-    """Distance metric."""
-    compare: int = 500
-    """Queries of the comparison with scikit-learn's brute force."""
 
 
 @dataclass(frozen=True)
 class ProbeOptions(TimingOptions):
-    """Linear probe `lbfgs`: time of its parts, and of one fit compared with scikit-learn."""
+    """Linear probe `lbfgs`: time of the whole, and of one fit compared with scikit-learn."""
 
-    counts = ("n", "n_test", "dim", "compare")
+    counts = ("n", "dim")
     rounds: int = 2
     """Rounds of the comparison, after one that compiles."""
     n: int = 50_000
     """Training rows."""
-    n_test: int = 10_000
-    """Test rows."""
     dim: int = 4096
     """Dimension of the features."""
-    l2: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-    """Penalties to choose from."""
     folds: int | None = None
     """Cross-validation folds. Defaults to one held-out part."""
-    compare: int = 5000
-    """Training rows of the comparison with scikit-learn."""
 
 
 PARTS = {

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import DotAlgorithmPreset, Precision
 
-from benchmarks.timing import pace
+from benchmarks.timing import matrix_product, pace
 from hypersphere_jax.models import ops
 from hypersphere_jax.training import distributed
 
@@ -24,10 +24,9 @@ PRODUCTS: dict[str, tuple[Any, Any, bool]] = {
 
 
 class Peaks(NamedTuple):
-    """Peaks of one device: FLOP/s of each product that it has, and bytes/s of a copy."""
+    """Peaks of one device: FLOP/s of each product that it has."""
 
     flops_s: dict[str, float]
-    bytes_s: float
 
     def of(self, *products: str) -> float:
         """Return the speed of the first of these products that the device has."""
@@ -43,34 +42,15 @@ class Peaks(NamedTuple):
         return self.of(*parts[precision], "float32")
 
 
-def sizes() -> tuple[int, int]:
-    """Return the side of the product, and MB of the copied array, that reach the peaks."""
-    return (1024, 64) if jax.default_backend() == "cpu" else (8192, 1000)
-
-
-def measure(side: int, megabytes: int, products: tuple[str, ...] = tuple(PRODUCTS)) -> Peaks:
-    """Return the peaks of the first device."""
+def measure(side: int | None, products: tuple[str, ...] = tuple(PRODUCTS)) -> Peaks:
+    """Return the peaks of the first device, by products of matrices with this side."""
     flops_s = {}
     for name in products:
         dtype, precision, needs_gpu = PRODUCTS[name]
         if not needs_gpu or jax.default_backend() == "gpu":
-            a, b = jax.random.normal(jax.random.key(0), (2, side, side), dtype)
-            multiply = jax.jit(lambda a, b, p=precision: jnp.matmul(a, b, precision=p))
-            flops_s[name] = 2 * side**3 / pace(lambda m=multiply, a=a, b=b: m(a, b)).in_flight
-    return Peaks(flops_s, _copy_bytes_s(megabytes))
-
-
-def _copy_bytes_s(megabytes: int) -> float:
-    """Return the bytes/s read and written by a copy in place."""
-    x = jnp.zeros(megabytes * 250_000, jnp.float32)
-    increment = jax.jit(lambda x: x + 1, donate_argnums=0)
-
-    def start() -> jax.Array:
-        nonlocal x
-        x = increment(x)
-        return x
-
-    return 2 * x.nbytes / pace(start).in_flight
+            multiply, flops = matrix_product(side, dtype, precision)
+            flops_s[name] = flops / pace(multiply)
+    return Peaks(flops_s)
 
 
 def plain_convolutions() -> Any:

@@ -1,8 +1,8 @@
 """Start of a run: from the command to the first step, with and without cached programs."""
 
 import os
-import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.options import StartOptions
 from benchmarks.timing import ROOT, show
 from hypersphere_jax.configs import UserError
@@ -20,10 +18,8 @@ from hypersphere_jax.configs import UserError
 DIGITS = {"digits, small_cnn": ()}
 CIFAR10 = {
     "cifar10, small_cnn": ("--data", "cifar10"),
-    "cifar10, small_alexnet": (
-        *("--data", "cifar10", "--model", "small_alexnet", "--batch-size", "64"),
-    ),
-    "cifar10, resnet18": ("--data", "cifar10", "--model", "resnet18", "--batch-size", "64"),
+    "cifar10, small_alexnet": ("--data=cifar10", "--model=small_alexnet", "--batch-size=64"),
+    "cifar10, resnet18": ("--data=cifar10", "--model=resnet18", "--batch-size=64"),
 }
 NAME = "start"
 # Lines that `pretrain` prints on stderr.
@@ -43,24 +39,25 @@ def run(options: StartOptions) -> list[dict[str, Any]]:
         commands |= {name: (*flags, "--data-dir", folder) for name, flags in CIFAR10.items()}
     rows = []
     for name, flags in commands.items():
-        starts: dict[str, list[list[float]]] = {"compiled": [], "cached": []}
+        starts: dict[str, list[dict[str, float]]] = {"compiled": [], "cached": []}
         with tempfile.TemporaryDirectory() as folder:
             if flags:
                 first_step(flags, Path(folder))  # decodes the images
             for _ in range(options.rounds):
                 shutil.rmtree(Path(folder, "cache", "compiled"), ignore_errors=True)
-                for seconds in starts.values():
-                    seconds.append(first_step(flags, Path(folder)))
-        medians = {programs: np.median(seconds, axis=0) for programs, seconds in starts.items()}
-        for programs, values in medians.items():
-            times = dict(zip(STAGES, map(float, values), strict=True))
-            relative = values[-1] / medians["cached"][-1]
-            rows.append({"run": name, "programs": programs, **times, "relative": relative})
+                for times in starts.values():
+                    times.append(first_step(flags, Path(folder)))
+        for programs, times in starts.items():
+            medians = {stage: statistics.median(t[stage] for t in times) for stage in STAGES}
+            rows.append({"run": name, "programs": programs, **medians})
+        cached = rows[-1]["first step"]
+        for row in rows[-2:]:
+            row["relative"] = row["first step"] / cached
     show("From the command to the first step", rows, NOTE)
     return rows
 
 
-def first_step(flags: Sequence[str], folder: Path) -> list[float]:
+def first_step(flags: Sequence[str], folder: Path) -> dict[str, float]:
     """Start a run, kill it after its first step, and return the seconds until each stage.
 
     Raises:
@@ -69,21 +66,19 @@ def first_step(flags: Sequence[str], folder: Path) -> list[float]:
     command = [sys.executable, "-m", "hypersphere_jax", "pretrain", *flags, "--devices", "1"]
     command += ["--name", NAME, "--runs-dir", f"{folder}/runs", "--cache-dir", f"{folder}/cache"]
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    started = time.monotonic()
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    times: list[float] = []
+    options = {"cwd": ROOT, "env": environment, "stdout": subprocess.DEVNULL, "text": True}
+    times: dict[str, float] = {}
     line = ""
-    patterns = list(STAGES.values())
-    with process:
-        for line in map(bytes.decode, process.stderr):
-            if re.search(patterns[len(times)], line):
-                times.append(time.monotonic() - started)
-            if len(times) == len(patterns):
+    started = time.monotonic()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, **options) as process:
+        for line in process.stderr:
+            for stage, start in STAGES.items():
+                if start in line:
+                    times.setdefault(stage, time.monotonic() - started)
+            if len(times) == len(STAGES):
                 process.kill()
                 break
     shutil.rmtree(folder / "runs", ignore_errors=True)
-    if len(times) < len(patterns):
+    if len(times) < len(STAGES):
         raise UserError(f"pretrain {' '.join(flags)}: ended before its first step: {line.strip()}")
     return times

@@ -1,15 +1,21 @@
 """Timing: alternatives that take turns, training steps, and tables of the results."""
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from hypersphere_jax import data
+from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import distributed
+from hypersphere_jax.training.setup import initial_state, set_up
+from hypersphere_jax.training.step import make_step_of, scalars_of
 from hypersphere_jax.utils import memory
 
 ROOT = Path(__file__).parent.parent
@@ -18,9 +24,9 @@ Times = dict[str, np.ndarray]
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Return the seconds of a call, which waits for its result."""
+    """Return the seconds of a call until its result is ready."""
     started = time.perf_counter()
-    call()
+    jax.block_until_ready(call())
     return time.perf_counter() - started
 
 
@@ -69,23 +75,33 @@ def show(title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> None:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     values = [[row.get(column) for column in columns] for row in rows]
     print()
-    print_table(columns, values, title=f"{title}, {device_kind()}")
+    print_table(columns, values, title=f"{title}, {jax.devices()[0].device_kind}")
     if note:
         print(note)
 
 
-def device_kind() -> str:
-    """Return JAX's name of the first device."""
-    return jax.devices()[0].device_kind
-
-
-def matrix_product(side: int | None = None) -> tuple[Callable[[], object], int]:
-    """Return a float32 matrix product, whose speed counts as the device's peak, and its FLOP."""
+def matrix_product(
+    side: int | None = None, dtype: Any = jnp.float32, precision: Any = "highest"
+) -> tuple[Callable[[], jax.Array], int]:
+    """Return a matrix product, whose speed counts as the device's peak, and its FLOP."""
     if side is None:
         side = 2048 if jax.default_backend() == "cpu" else 8192
-    a, b = jax.random.normal(jax.random.key(0), (2, side, side))
-    multiply = jax.jit(lambda a, b: jax.numpy.matmul(a, b, precision="highest"))
-    return lambda: jax.block_until_ready(multiply(a, b)), 2 * side**3
+    a, b = jax.random.normal(jax.random.key(0), (2, side, side), dtype)
+    multiply = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
+    return lambda: multiply(a, b), 2 * side**3
+
+
+def training_step(config: PretrainConfig, channels: int = 3) -> tuple[Callable, Any, tuple]:
+    """Return the step of a config on random images, its state, and its further arguments."""
+    n = 4 * config.batch_size
+    shape = (n, config.image_size, config.image_size, channels)
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    source = data.Arrays(images, np.zeros(n, np.int32), ("any",), "random images")
+    dataset = data.Dataset(source, source, source, config.recipe)
+    setup = set_up(config, lambda _: dataset)
+    apply, state, key = initial_state(setup)
+    step = make_step_of(setup.config, apply, setup.total_steps, axis_name=distributed.AXIS)
+    return step, state, (images, source.labels, setup.sampler(0), key, scalars_of(setup.config))
 
 
 class Stepper:
@@ -94,7 +110,7 @@ class Stepper:
     A call starts a step and returns its metrics, which the caller may wait for.
     """
 
-    def __init__(self, step: Callable, state: Any, arguments: Any):
+    def __init__(self, step: Callable, state: Any, arguments: tuple):
         devices = distributed.local_devices(1)
         memory.keep_freed(devices[0].platform)
         self._step = distributed.pmap(step, devices, donate=(0,))
@@ -106,29 +122,20 @@ class Stepper:
         return metrics
 
 
-class Pace(NamedTuple):
-    """Seconds per call: with other calls in flight, and until a call returns to the host."""
-
-    in_flight: float
-    host: float
-
-
-def pace(start: Callable[[], Any], rounds: int = 3, at_once: int = 20) -> Pace:
-    """Return the median pace of asynchronous calls, after two calls that do not count.
+def pace(start: Callable[[], Any], rounds: int = 3, at_once: int = 20) -> float:
+    """Return the median seconds per asynchronous call, after two calls that do not count.
 
     `start` returns the arrays to wait for. `at_once` calls are in flight, or fewer if these take
     more than two seconds.
     """
     jax.block_until_ready(start())  # compiles
-    seconds = seconds_of(lambda: jax.block_until_ready(start()))
+    seconds = seconds_of(start)
     count = min(at_once, max(1, int(2 / max(seconds, 1e-9))))
-    in_flight = []
-    host = []
+    paces = []
     for _ in range(rounds):
         started = time.perf_counter()
         for _ in range(count):
             result = start()
-        host.append((time.perf_counter() - started) / count)
         jax.block_until_ready(result)
-        in_flight.append((time.perf_counter() - started) / count)
-    return Pace(median(np.array(in_flight)), median(np.array(host)))
+        paces.append((time.perf_counter() - started) / count)
+    return statistics.median(paces)

@@ -46,9 +46,7 @@ class SimCLR(nn.Module):
 
     def __init__(self, config: TorchConfig, image_size: int):
         super().__init__()
-        network = make_network(
-            ModelConfig(config.model, width=config.width, image_size=image_size, in_channels=3)
-        )
+        network = make_network(ModelConfig(config.model, width=config.width, image_size=image_size))
         self.backbone = network[:-1]
         features = network[-1].in_features
         self.head = nn.Sequential(
@@ -77,9 +75,9 @@ def nt_xent(z1: torch.Tensor, z2: torch.Tensor, temperature: float) -> torch.Ten
 
 
 def train(
-    images: np.ndarray, config: TorchConfig, on_epoch: Callable[[int, float, float], None]
-) -> SimCLR:
-    """Train an encoder on uint8 images `[n, h, w, 3]`.
+    images: np.ndarray, config: TorchConfig, on_epoch: Callable[..., None]
+) -> tuple[SimCLR, int]:
+    """Train an encoder on uint8 images `[n, h, w, 3]`; also return the number of epochs.
 
     `on_epoch` receives the number of finished epochs, the mean loss of every `log_every_steps`-th
     step, and the images per second, augmentation included.
@@ -95,11 +93,10 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps * config.epochs)
     batches = augmented_batches(images, config.batch_size, device)
     until = time.perf_counter() + config.seconds
-    done = 0
-    for epoch in range(1, config.epochs + 1):
+    step = 0
+    epoch = 0
+    while epoch < config.epochs and time.perf_counter() < until:
         started = time.perf_counter()
-        if started > until:
-            break
         logged = []
         for _ in range(steps):
             views = torch.cat(next(batches))
@@ -110,12 +107,14 @@ def train(
             loss.backward()
             optimizer.step()
             schedule.step()
-            done += 1
-            if done % config.log_every_steps == 0:
+            step += 1
+            if step % config.log_every_steps == 0:
                 logged.append(loss.detach())
+        epoch += 1
         mean = float(torch.stack(logged).mean())
-        on_epoch(epoch, mean, steps * config.batch_size / (time.perf_counter() - started))
-    return model
+        speed = steps * config.batch_size / (time.perf_counter() - started)
+        on_epoch(epoch=epoch, loss=round(mean, 4), epoch_images_per_s=round(speed))
+    return model, epoch
 
 
 def augmented_batches(

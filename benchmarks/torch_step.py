@@ -8,8 +8,8 @@ import numpy as np
 from hypersphere_jax.configs import ModelConfig
 
 
-def torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Callable | None:
-    """Return a float32 step on both views of a batch, which waits for its result.
+def torch_step(config: ModelConfig, images: np.ndarray) -> Callable | None:
+    """Return a float32 step on a batch of both views, which waits for its result.
 
     The networks are SmallAlexNet, SmallCNN, and ResNet-18 and -34 with the stem for small images.
     Return None for other networks, or if PyTorch is not installed.
@@ -25,9 +25,9 @@ def torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Call
     from torch.nn import functional
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = make_network(config).to(device)
+    network = make_network(config, images.shape[-1]).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
-    batch = torch.from_numpy(images[: 2 * batch_size]).permute(0, 3, 1, 2).float().to(device) / 255
+    batch = torch.from_numpy(images).permute(0, 3, 1, 2).float().to(device) / 255
 
     def uniform(x):
         return torch.pdist(x).pow(2).mul(-2).exp().mean().log()
@@ -43,7 +43,7 @@ def torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Call
     return run
 
 
-def make_network(config: ModelConfig) -> Any:
+def make_network(config: ModelConfig, channels: int = 3) -> Any:
     """Return the network as a `Sequential` that ends with the linear map to the output."""
     from torch import nn
 
@@ -73,7 +73,7 @@ def make_network(config: ModelConfig) -> Any:
         def forward(self, x):
             return nn.functional.relu(self.inner(x) + self.outer(x), inplace=True)
 
-    side, channels = config.image_size, config.in_channels
+    side = config.image_size
     if config.model == "small_alexnet":
         for _ in range(3):
             side = (side - 1) // 2

@@ -12,7 +12,6 @@ from run_states import full_disk
 from safetensors.numpy import load_file, save_file
 from torch_networks import (
     ALEXNET,
-    HEADLESS,
     RESNET,
     VIT,
     assert_same,
@@ -56,9 +55,10 @@ def import_state(tmp_path, rng):
 @pytest.mark.parametrize(
     ("library", "config"),
     [
-        ("Hugging Face", replace(RESNET, model="resnet50", image_size=32)),
         pytest.param(
-            "SwAV", replace(HEADLESS, stem="imagenet", image_size=32), marks=pytest.mark.slow
+            "Hugging Face",
+            replace(RESNET, model="resnet50", image_size=32),
+            marks=pytest.mark.slow,
         ),
         ("Wang & Isola", ALEXNET),
         ("timm", replace(VIT, image_size=32)),
@@ -69,9 +69,6 @@ def test_features_match_numpy(library, config, short_networks, tmp_path, rng):
     entries = state
     if library == "Hugging Face":
         entries = hugging_face(state)
-    elif library == "SwAV":
-        entries = {f"module.{name}": array for name, array in state.items()}
-        entries |= {"module.prototypes.weight": np.ones((2, 3), "f")}
     save_file(entries, tmp_path / "a.safetensors")
     encoder = hj.load(tmp_path / "a.safetensors", image_size=32)
     images = rng.integers(0, 256, (3, 32, 32, 3), np.uint8)

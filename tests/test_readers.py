@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from hypersphere_jax import configs as C
+from hypersphere_jax import data
+from hypersphere_jax.data import image_files
 from hypersphere_jax.evaluation.measure_runs import load_features
+from hypersphere_jax.evaluation.probe_runs import read_splits
 from hypersphere_jax.reporting import results, run_page
+from hypersphere_jax.text.text_files import read_lines
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils import caches
 from hypersphere_jax.utils.arrays import array_names, open_array
@@ -116,6 +120,25 @@ def test_pickles_in_arrays_are_not_executed(save, tmp_path):
     with pytest.raises(C.UserError):
         open_array(tmp_path / "a")
     assert not (tmp_path / "ran").exists()
+
+
+def test_pipes_are_refused(tmp_path):
+    """Reading would wait for a pipe that nobody writes to."""
+    names = ("a.npy", "a.npz", "a.mat", "a.zip", "photos/train/cat/1.png", "zips/train.zip")
+    for name in (*names, "a.pos", "a.txt", "b/train_x.npy"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    for name in names:
+        with pytest.raises(C.UserError, match=name.split("/")[0]):
+            data.load(C.DataConfig(str(tmp_path / name.split("/")[0])))
+    for read, name in (
+        (read_splits, "b"),
+        (load_features, "a.npy"),
+        (lambda file: list(read_lines(file)), "a.pos"),
+        (image_files.read_classes, "a.txt"),
+    ):
+        with pytest.raises(C.UserError, match=name):
+            read(tmp_path / name)
 
 
 ARRAYS = (np.arange(60, dtype=np.uint8).reshape(5, 4, 3), np.zeros((0, 3)), np.float32([[1, -2]]))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 # PyTorch runs on the same card.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -9,23 +10,26 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import tyro
 
 from benchmarks.gpu import encoders, losses, parity, steps, suite
-from benchmarks.gpu.record import Record
 from hypersphere_jax.configs import UserError
 
 CHECKS = {
-    "parity": parity.parity,
-    "losses": losses.losses,
-    "tests": suite.tests,
-    "cifar10": encoders.cifar10,
-    "wang_isola": encoders.wang_isola,
-    "resnet50": steps.resnet50,
+    "parity": parity.Parity,
+    "losses": losses.Losses,
+    "tests": suite.Tests,
+    "cifar10": encoders.Cifar10,
+    "wang_isola": encoders.WangIsola,
+    "resnet50": steps.ResNet50,
 }
 
 
 def main() -> None:
-    Record.ends_process = True
+    check = tyro.extras.subcommand_cli_from_dict(CHECKS, description=__doc__)
+    # The results are in the file at any time, so the process may end whatever it is doing.
+    timer = threading.Timer(60 * check.minutes, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
     try:
-        tyro.extras.subcommand_cli_from_dict(CHECKS, description=__doc__)
+        check.run()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,15 +1,16 @@
-"""Results of one GPU check: a JSON file that is complete after every measurement."""
+"""Options and results of a GPU check."""
 
 import atexit
-import importlib.metadata
+import dataclasses
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,49 +23,48 @@ from hypersphere_jax.utils.files import write_json
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch")
 
 
+@dataclasses.dataclass
+class Check:
+    """Options of all checks."""
+
+    minutes: float = 8
+    """Time limit; the results contain what was measured by then."""
+    out: Path = Path("runs/gpu")
+    """Folder of the results."""
+    toy: bool = False
+    """Run at toy size on a CPU."""
+
+
 class Record:
-    """Rows of measurements, written to `OUT/NAME-CARD.json` whenever one is added.
+    """Rows of measurements, written to `OUT/NAME-CARD.json` whenever one is added."""
 
-    Attributes:
-      ends_process: whether the process ends at the time limit, whatever it is doing. The command
-        line sets it; the rows are in the file by then.
-
-    Args:
-      name: name of the check.
-      out: folder of the file.
-      minutes: time limit; `seconds_left` counts down from it.
-      options: all other options of the check, stored in the file.
-    """
-
-    ends_process = False
-
-    def __init__(self, name: str, out: Path, minutes: float, **options: Any):
+    def __init__(self, name: str, check: Check):
+        options = dataclasses.asdict(check)
+        self.path = options.pop("out") / f"{name}-{card()}.json"
+        options.pop("data_dir", None)
         self.started = time.monotonic()
-        self.limit = 60 * minutes
+        self.limit = 60 * check.minutes
         self.rows: list[dict[str, Any]] = []
         self.results = {
             "check": name,
-            "options": {"minutes": minutes, **options},
-            "commit": os.environ.get("COMMIT") or _commit(),
+            "options": options,
+            "commit": os.environ.get("COMMIT") or commit(),
             "device": jax.devices()[0].device_kind,
             "python": sys.version.split()[0],
-            "versions": {package: _version(package) for package in PACKAGES},
+            "versions": {package: version(package) for package in PACKAGES},
             "cores": os.cpu_count(),
-            "seconds": 0.0,
-            "rows": self.rows,
         }
-        self.path = out / f"{name}-{card()}.json"
         self.save()
         self.runs_dir = tempfile.mkdtemp(prefix="gpu-check-")
         atexit.register(shutil.rmtree, self.runs_dir, ignore_errors=True)
-        self._timer = threading.Timer(self.limit, self._end)
-        self._timer.daemon = True
-        if self.ends_process:
-            self._timer.start()
 
     @property
     def seconds_left(self) -> float:
         return self.limit - (time.monotonic() - self.started)
+
+    def save(self) -> None:
+        seconds = round(time.monotonic() - self.started, 1)
+        write_json(self.path, self.results | {"seconds": seconds, "rows": self.rows})
 
     def add(self, **row: Any) -> None:
         """Add a row, print it and write the file."""
@@ -73,21 +73,22 @@ class Record:
         shown = [f"{key} {format_value(value)}" for key, value in row.items() if value is not None]
         print(", ".join(shown), flush=True)
 
-    def save(self) -> None:
-        self.results["seconds"] = round(time.monotonic() - self.started, 1)
-        write_json(self.path, self.results)
+    def measure(self, labels: dict, function: Callable[..., dict], *arguments: Any) -> None:
+        """Add a row with what a function returns, or with its error: others are worth measuring."""
+        try:
+            row = function(*arguments)
+        except Exception as error:
+            row = {"failure": f"{type(error).__name__}: {error}"[:300]}
+        self.add(**labels, **row)
 
-    def finish(self, title: str, columns: tuple[str, ...], rows: list[dict] | None = None) -> None:
-        """Print a table of all rows, or of some, and stop the clock."""
-        self._timer.cancel()
-        rows = self.rows if rows is None else rows
+    def finish(self, title: str, *columns: str) -> None:
+        """Print a table of the rows that have the last of these columns, or were left out."""
+        causes = ("skipped", "failure")
+        rows = [row for row in self.rows if row.keys() & {columns[-1], *causes}]
+        columns += tuple(cause for cause in causes if any(cause in row for row in rows))
         print()
-        print_table(columns, [[row.get(column) for column in columns] for row in rows], title=title)
+        print_table(columns, [[row.get(name) for name in columns] for row in rows], title=title)
         print(f"written: {self.path}", flush=True)
-
-    def _end(self) -> None:
-        print(f"time limit; results so far: {self.path}", flush=True)
-        os._exit(1)
 
 
 def card() -> str:
@@ -97,17 +98,15 @@ def card() -> str:
     return (model[0] if model else kind).lower().replace(" ", "-")
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    if shutil.which("git") is None:
+        return None
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None

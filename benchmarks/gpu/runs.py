@@ -1,25 +1,22 @@
-"""Training runs of GPU checks: data, time limit, one row per epoch, and accuracies."""
+"""Training runs of GPU checks: options, time limit, a row per epoch, and accuracies."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
-import signal
 import statistics
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from signal import SIGTERM, signal
+from typing import Any, Literal
 
-import numpy as np
-
-from benchmarks.gpu.record import Record
+from benchmarks.gpu.record import Check, Record
 from hypersphere_jax.configs import PretrainConfig, ProbeConfig, Stopped, require
-from hypersphere_jax.configs.data import DataConfig
 from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.training import train as training
 
-PROTOCOLS = ("knn", "knn_weighted", "lbfgs")
 SCORES = ("knn5", "knn200", "linear")
 # The last layer before the head, which is evaluated.
 LAYERS = {"resnet18": "backbone", "small_alexnet": "fc7", "small_cnn": "backbone"}
@@ -36,49 +33,66 @@ SIMCLR: dict[str, Any] = {
     "weight_decay": 5e-4,
     "schedule": "cosine",
 }
-CIFAR10_IMAGES, TOY_IMAGES = 50_000, 256
+CONTRASTIVE = {"contrastive_weight": 1.0, "align_weight": 0.0, "uniform_weight": 0.0}
+CIFAR10_IMAGES = 50_000
+TOY: dict[str, Any] = {"model": "small_cnn", "width": 0.2, "dtype": "float32"}
+TOY |= {"images": 280, "epochs": 2, "batch_size": 32}
 
 
-def load_data(data_dir: Path, images: int, toy: bool, out: Path) -> DataConfig:
-    """Return CIFAR-10, or for toy runs random images whose brightness is their class."""
-    if not toy:
-        folder = data_dir.expanduser().resolve()
-        require(folder.is_dir(), f"data_dir={data_dir}: no such folder; it contains train.zip")
-        fraction = images / CIFAR10_IMAGES
-        return DataConfig(data="cifar10", data_dir=str(folder), fraction=fraction)
-    rng = np.random.default_rng(0)
-    arrays: dict[str, np.ndarray] = {}
-    for split in ("train", "test"):
-        labels = np.arange(TOY_IMAGES) % 2
-        noise = rng.integers(0, 128, (TOY_IMAGES, 8, 8, 3))
-        arrays[f"{split}_images"] = np.uint8(noise + 128 * labels[:, None, None, None])
-        arrays[f"{split}_labels"] = labels
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "toy.npz"
-    np.savez(file, **arrays)
-    return DataConfig(data=str(file))
+@dataclasses.dataclass
+class TrainingCheck(Check):
+    """Options of the checks that train on CIFAR-10. A run that does not finish is evaluated."""
 
+    data_dir: Path = Path(".data/cifar10")
+    """Folder with CIFAR-10's train.zip and test.zip."""
+    model: Literal["resnet18", "small_alexnet", "small_cnn"] = "resnet18"
+    """Network."""
+    width: float = 1.0
+    """Factor of the number of channels."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of convolutions and linear maps."""
+    images: int = CIFAR10_IMAGES
+    """Number of training images, the same share of each class."""
+    epochs: int = 40
+    """Passes over the training images."""
+    batch_size: int = 512
+    """Positive pairs in a batch."""
 
-def make_config(record: Record, source: DataConfig, toy: bool, **options: Any) -> PretrainConfig:
-    """Return the config of a run that logs about ten times per epoch."""
-    images = TOY_IMAGES if toy else round(source.fraction * CIFAR10_IMAGES)
-    steps_per_epoch = images // options["batch_size"]
-    return PretrainConfig(
-        runs_dir=record.runs_dir,
-        data=source.data,
-        data_dir=source.data_dir,
-        fraction=source.fraction,
-        log_every_steps=max(1, steps_per_epoch // 10),
-        devices=1,
-        **options,
-    )
+    def __post_init__(self) -> None:
+        if self.toy:
+            vars(self).update(TOY)
+
+    def config(self, record: Record, name: str, **options: Any) -> PretrainConfig:
+        """Return the config of a run that logs about ten times per epoch."""
+        options |= self.source()
+        for field in ("model", "width", "dtype", "epochs", "batch_size"):
+            options[field] = getattr(self, field)
+        if self.toy:
+            options["recipe"] = "none"
+        options["log_every_steps"] = max(1, self.images // self.batch_size // 10)
+        return PretrainConfig(name=name, runs_dir=record.runs_dir, devices=1, **options)
+
+    def source(self) -> dict[str, Any]:
+        """Return the options of CIFAR-10, or of a fifth of the digits."""
+        if self.toy:
+            return {"channels": 3, "fraction": 0.2}
+        folder = self.data_dir.expanduser().resolve()
+        require(folder.is_dir(), f"data_dir={folder}: no such folder; it contains train.zip")
+        fraction = self.images / CIFAR10_IMAGES
+        return {"data": "cifar10", "data_dir": str(folder), "fraction": fraction}
 
 
 def train(record: Record, config: PretrainConfig, seconds: float, **labels: Any) -> None:
     """Train an encoder for at most so many seconds, and add a row per epoch."""
-    log = Path(config.runs_dir, config.name, "metrics.jsonl")
-    with stopped_after(seconds), _followed(record, log, labels):
-        training.train(config)
+    finished = threading.Event()
+    follower = threading.Thread(target=follow, args=(record, config, labels, finished), daemon=True)
+    follower.start()
+    try:
+        with stopped_after(seconds):
+            training.train(config)
+    finally:
+        finished.set()
+        follower.join()
 
 
 @contextlib.contextmanager
@@ -88,8 +102,9 @@ def stopped_after(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Stopped("stopped at the time limit")
 
-    before = signal.signal(signal.SIGTERM, stop)
-    timer = threading.Timer(max(0.0, seconds), os.kill, (os.getpid(), signal.SIGTERM))
+    before = signal(SIGTERM, stop)
+    # `signal.raise_signal` would not interrupt the main thread.
+    timer = threading.Timer(max(0.0, seconds), os.kill, (os.getpid(), SIGTERM))
     timer.daemon = True
     timer.start()
     try:
@@ -98,50 +113,40 @@ def stopped_after(seconds: float) -> Iterator[None]:
         print("stopped at the time limit", flush=True)
     finally:
         timer.cancel()
-        signal.signal(signal.SIGTERM, before)
+        signal(SIGTERM, before)
 
 
-@contextlib.contextmanager
-def _followed(record: Record, log: Path, labels: dict[str, Any]) -> Iterator[None]:
-    """Add a row with mean loss and images/s for each epoch of a run while it writes its log."""
-    finished = threading.Event()
-    thread = threading.Thread(target=_follow, args=(record, log, labels, finished), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        thread.join()
-
-
-def _follow(record: Record, log: Path, labels: dict, finished: threading.Event) -> None:
+def follow(record: Record, config: PretrainConfig, labels: dict, finished: threading.Event) -> None:
+    """Add a row for each epoch of a run while it writes its log."""
     added = 0
     is_last = False
     while not is_last:
         is_last = finished.wait(1)
-        rows = epoch_rows(log, complete_only=not is_last)
+        rows = epoch_rows(log_lines(config), complete_only=not is_last)
         for row in rows[added:]:
             record.add(**labels, **row)
         added = len(rows)
 
 
-def epoch_rows(log: Path, complete_only: bool) -> list[dict[str, Any]]:
-    """Return mean loss and median images/s of each epoch in a metrics.jsonl.
-
-    An epoch is complete once the log has a line of a later one.
-    """
+def log_lines(config: PretrainConfig) -> list[dict[str, Any]]:
+    """Return the complete lines of a run's metrics.jsonl."""
+    log = Path(config.runs_dir, config.name, "metrics.jsonl")
     lines = log.read_text().split("\n")[:-1] if log.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def epoch_rows(lines: list[dict[str, Any]], complete_only: bool) -> list[dict[str, Any]]:
+    """Return mean loss and median images/s of each epoch of a log."""
     epochs: dict[int, list[dict]] = {}
-    for line in map(json.loads, lines):
+    for line in lines:
         epochs.setdefault(math.ceil(line["epoch"]), []).append(line)
+    if complete_only:  # an epoch is complete once the log has a line of a later one
+        epochs.pop(max(epochs, default=0), None)
     rows = []
-    for number in sorted(epochs):
-        if complete_only and number == max(epochs):
-            break
-        of_epoch = epochs[number]
-        row = {"epoch": number, "loss": round(statistics.mean(x["loss"] for x in of_epoch), 4)}
+    for epoch, logged in sorted(epochs.items()):
+        row = {"epoch": epoch, "loss": round(statistics.mean(x["loss"] for x in logged), 4)}
         # The first line of a session has no throughput: it contains the compilation.
-        rates = [x["images_per_s"] for x in of_epoch if "images_per_s" in x]
+        rates = [line["images_per_s"] for line in logged if "images_per_s" in line]
         if rates:
             row["epoch_images_per_s"] = round(statistics.median(rates))
         rows.append(row)
@@ -150,9 +155,7 @@ def epoch_rows(log: Path, complete_only: bool) -> list[dict[str, Any]]:
 
 def epochs_done(config: PretrainConfig) -> float:
     """Return the epochs that a run has trained, 0 without a log."""
-    log = Path(config.runs_dir, config.name, "metrics.jsonl")
-    lines = log.read_text().split("\n")[:-1] if log.is_file() else []
-    return json.loads(lines[-1])["epoch"] if lines else 0.0
+    return max((line["epoch"] for line in log_lines(config)), default=0.0)
 
 
 def accuracies(target: str, **options: Any) -> dict[str, float]:
@@ -160,17 +163,14 @@ def accuracies(target: str, **options: Any) -> dict[str, float]:
 
     `valid` is the accuracy of logistic regression on held-out training images.
     """
-    config = ProbeConfig((target,), protocols=PROTOCOLS, standardize=True, **options)
-    results = run_probe(config)
+    protocols = ("knn", "knn_weighted", "lbfgs")
+    results = run_probe(ProbeConfig((target,), protocols=protocols, standardize=True, **options))
     scores = {name: result["top1"] for name, result in zip(SCORES, results, strict=True)}
     return scores | {"valid": results[-1]["valid_top1"]}
 
 
 def images_per_s(record: Record, **labels: Any) -> float | None:
     """Return the median images/s of a run's epochs after the first."""
-    speeds = [
-        row["epoch_images_per_s"]
-        for row in record.rows
-        if "epoch_images_per_s" in row and labels.items() <= row.items()
-    ]
+    rows = [row for row in record.rows if labels.items() <= row.items()]
+    speeds = [row["epoch_images_per_s"] for row in rows if "epoch_images_per_s" in row]
     return statistics.median(speeds[1:] or speeds) if speeds else None

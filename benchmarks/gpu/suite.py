@@ -1,56 +1,46 @@
 """The check `tests`: the test suite on the GPU."""
 
 import collections
+import dataclasses
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-from benchmarks.gpu.record import Record
+from benchmarks.gpu.record import Check, Record
 from benchmarks.timing import ROOT
 
 FOLDERS = ("losses", "models", "test_moco.py", "training", "evaluation")
-OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL)")
-NAME = re.compile(r"(tests/\S+::.+?)(?:\s+(?:PASSED|FAILED|ERROR|SKIPPED|\[)|$)")
+# A line of a worker of pytest-xdist.
+OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL) (tests/.+)")
 
 
-def tests(
-    workers: int = 8,
-    minutes: float = 6,
-    out: Path = Path("runs/gpu"),
-    toy: bool = False,
-) -> None:
+@dataclasses.dataclass
+class Tests(Check):
     """Run the tests of losses, models, queue, training and evaluation on the GPU.
 
-    Args:
-        workers: test processes that share the card.
-        minutes: time limit; the tests that did not run are not counted.
-        out: folder of the results.
-        toy: run one short file on the CPU.
+    Their output is in `OUT/tests.log`.
     """
-    record = Record("tests", out, minutes)
-    paths = [f"tests/{folder}" for folder in FOLDERS]
-    platform = ["--platform", "gpu", "-n", str(workers), "--dist", "loadfile"]
-    if toy:
-        paths = ["tests/test_moco.py"]
-        platform = []
-    command = [sys.executable, "-m", "pytest", "-vv", "-rN", *platform, *paths]
-    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}
-    counts: collections.Counter[str] = collections.Counter()
-    limited = ["timeout", str(int(record.seconds_left) - 10), *command]
-    options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(limited, **options) as process:
-        for line in process.stdout:
-            outcome = OUTCOME.search(line)
-            name = NAME.search(line)
-            if not (outcome and name):
-                continue
-            counts[outcome[1].lower()] += 1
-            if outcome[1] in ("FAILED", "ERROR"):
-                record.add(failed=name[1])
-            elif sum(counts.values()) % 50 == 0:
-                record.add(**counts)
-    status = process.returncode
-    record.add(**counts, exit_status=status, finished=status != 124)
-    record.finish("Tests", (*counts, "exit_status"), record.rows[-1:])
+
+    minutes: float = 6
+    workers: int = 8
+    """Test processes that share the card."""
+
+    def run(self) -> None:
+        record = Record("tests", self)
+        command = ["timeout", str(int(record.seconds_left) - 10), sys.executable, "-m", "pytest"]
+        command += ["-vv", "--dist", "loadfile"]
+        if self.toy:
+            command += ["-n", "1", "tests/losses/test_arguments.py"]
+        else:
+            command += ["-n", str(self.workers), "--platform", "gpu"]
+            command += [f"tests/{folder}" for folder in FOLDERS]
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        log = self.out / "tests.log"
+        with log.open("w") as file:
+            status = subprocess.run(command, cwd=ROOT, env=environment, stdout=file).returncode
+        outcomes = OUTCOME.findall(log.read_text())
+        counts = collections.Counter(outcome.lower() for outcome, _ in outcomes)
+        failed = [name for outcome, name in outcomes if outcome in ("FAILED", "ERROR")]
+        record.add(**counts, failures=failed, exit_status=status, finished=status != 124)
+        record.finish("Tests", *counts, "exit_status")

@@ -71,12 +71,11 @@ def test_forms_of_a_loss_agree(name):
 @pytest.mark.slow
 def test_bench_losses(capsys, tmp_path):
     toy = options.LossesOptions(
-        losses=("uniform",), sizes=(48, 96), dim=8, dense_limit=48, rounds=1, figures=str(tmp_path)
+        losses=("uniform",), sizes=(48,), dim=8, rounds=1, figures=str(tmp_path)
     )
     rows = benchmarks.run(toy)
-    small = [(48, form) for form in (OURS, DENSE, *TORCH_FORMS)]
-    assert [(row["n"], row["form"]) for row in rows] == [*small, (96, OURS)]
-    ours = rows[-1]
+    assert [row["form"] for row in rows] == [OURS, DENSE, *TORCH_FORMS]
+    ours = rows[0]
     assert ours["relative"] == 1
     np.testing.assert_allclose(ours["% of peak"], 100 * ours["limit ms"] / ours["ms"])
     assert rows[1]["temporaries MB"] > 4 * 48 * 48 / 1e6  # all pairs
@@ -96,7 +95,7 @@ def test_bench_step():
 
 @pytest.mark.slow
 def test_bench_loop():
-    toy = options.LoopOptions(width=0.1, batch_size=350, epochs=5, rounds=1)
+    toy = options.LoopOptions(epochs=3, rounds=1)
     bare, ours = benchmarks.run(toy)
     assert bare["relative"] == 1
     np.testing.assert_allclose(ours["relative"], ours["ms"] / bare["ms"])
@@ -113,7 +112,7 @@ def test_bench_data():
 
 @pytest.mark.slow
 def test_bench_knn():
-    toy = options.KnnOptions(queries=40, bank=200, dim=8, k=(1, 3), compare=20)
+    toy = options.KnnOptions(queries=40, bank=200, dim=8, k=(1, 3))
     rows = benchmarks.run(toy)
     assert [row["k"] for row in rows] == [1, 3]
     assert all(row["scikit-learn"] > 0 and row["% of peak"] > 0 for row in rows)
@@ -122,7 +121,7 @@ def test_bench_knn():
 @pytest.mark.slow
 def test_bench_probe():
     """Both libraries reach the same minimum, so the same accuracy."""
-    toy = options.ProbeOptions(n=400, n_test=300, dim=8, l2=(1e-2,), compare=300, rounds=1)
+    toy = options.ProbeOptions(n=400, dim=8, rounds=1)
     ours, theirs = benchmarks.run(toy)
     assert ours["relative"] == 1 and ours["test accuracy"] > 15
     np.testing.assert_allclose(ours["test accuracy"], theirs["test accuracy"], atol=1)

@@ -9,6 +9,7 @@ from tiny_runs import parse_pretrain
 
 import experiments
 from experiments.options import QuickstartConfig, ReproduceConfig
+from hypersphere_jax import cli
 from hypersphere_jax import configs as C
 from hypersphere_jax.configs.base import field_types
 from hypersphere_jax.configs.flags import with_flags
@@ -184,6 +185,16 @@ def test_a_file_overrides_an_experiment(tmp_path):
     name = "moco_cifar10/align_uniform"
     config = parse_pretrain(name, "--config", str(tmp_path / "a.yaml"), "--seed=2")
     assert config == experiments.find(name).replace(epochs=7, seed=2)
+
+
+@pytest.mark.parametrize("run", ["mine", "other"])
+def test_a_file_of_a_finetuning(run, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("run: mine\nlearning_rates: [0.1, 0.2]\n")
+    arguments = [] if run == "mine" else [run]
+    arguments += ["--config", str(file), "--seed", "3"]
+    config = cli.parse_run(C.FinetuneConfig, "finetune", arguments, None)
+    assert config == C.FinetuneConfig(run, learning_rates=(0.1, 0.2), seed=3)
 
 
 def test_the_record_of_a_run_is_a_file_of_options(short_run):

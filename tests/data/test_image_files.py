@@ -66,6 +66,25 @@ def test_splits_have_the_classes_of_the_training_split(folder):
         open_image_files(folder)
 
 
+def test_broken_links_are_unreadable_and_loops_end(folder):
+    cat = folder / "train" / "cat"
+    (cat / "gone.png").symlink_to("nowhere.png")
+    (cat / "self.png").symlink_to("self.png")
+    (cat / "up").symlink_to("..")
+    (cat / "z/again").symlink_to("../../cat")
+    with pytest.raises(UserError, match=r"gone\.png.*self\.png"):
+        train_split(folder)
+    source = train_split(folder, "skip")
+    unreadable = []
+    for i in range(len(source)):
+        try:
+            source[i]
+        except UnreadableImage:
+            unreadable.append(source.file(i))
+    assert len(source) == 6 + 2
+    assert unreadable == [str(cat / "gone.png"), str(cat / "self.png")]
+
+
 def test_fingerprint_depends_on_contents_names_and_classes(tmp_path, folder, tree):
     digests = [split.digest for split in open_image_files(folder)]
     root = folder.rename(tmp_path / "moved")

@@ -53,7 +53,7 @@ def test_finished_runs_are_skipped_and_failed_runs_retried_on_request(folder):
 
 
 def test_later_runs_depend_on_earlier_rows(folder):
-    a, b = make_run("a"), make_run("b", seed=1)
+    a, b = make_run("a"), make_run("b", epochs=1)
     rows, missing = run_all(lambda rows: [a, b] if rows else [a], SweepOptions(folder))
     assert [row["run"] for row in rows] == ["a", "b"] and not missing
     c = make_run("c")

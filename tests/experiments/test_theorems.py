@@ -17,6 +17,38 @@ from experiments.wang_isola import (
     theorem2,
 )
 
+GRID = 2 * np.pi * np.arange(1440) / 1440
+
+
+def softplus_of(cosines, tau, positive=1.0):
+    """The loss with one negative from the paper's Eq. (1), as a quotient of exponentials."""
+    top = np.exp(positive / tau)
+    return -np.log(top / (top + np.exp(np.asarray(cosines) / tau)))
+
+
+def energy(density, loss):
+    """The double integral of a loss of two angles under a density on the circle, by a grid."""
+    masses = density / density.sum()
+    return masses @ loss(np.cos(GRID[:, None] - GRID)) @ masses
+
+
+def von_mises(kappa, centre=0.0):
+    return np.exp(kappa * np.cos(GRID - centre)) / np.i0(kappa)
+
+
+def test_losses_with_one_negative_are_integrals():
+    for tau in (0.1, 0.5, 1.0):
+        for positive in (1.0, 0.3):
+            circle = softplus_of(np.cos(GRID), tau, positive).mean()
+            loss = theorem2.uniform_loss_value(2, tau, positive)
+            assert loss == pytest.approx(circle, rel=1e-9)
+        # In three dimensions the cosine is uniform, and the integral a dilogarithm.
+        in_space = tau / 2 * (special.spence(1 + math.exp(-2 / tau)) + np.pi**2 / 12)
+        assert theorem2.uniform_loss_value(3, tau) == pytest.approx(in_space, rel=1e-7)
+        for kappa in (0.3, 60.0):
+            exact = energy(von_mises(kappa), lambda cosines, tau=tau: softplus_of(cosines, tau))
+            assert theorem2.vmf_loss(kappa, tau) == pytest.approx(exact, rel=1e-9)
+
 
 def exponential_eigenvalues(dim, degrees, kappa):
     """Return eigenvalues of exp(kappa (s - 1)), `[..., degrees]`, by Poisson's formula."""

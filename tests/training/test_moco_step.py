@@ -180,7 +180,7 @@ def two_steps(devices, batch_norm="split", **options):
 @pytest.mark.parametrize(
     ("devices", "batch_norm"),
     [
-        pytest.param(2, "split", marks=tiny_runs.needs_devices(2)),
+        (1, "split"),
         pytest.param(4, "local", marks=[tiny_runs.needs_devices(4), pytest.mark.slow]),
     ],
 )

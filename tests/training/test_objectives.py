@@ -21,13 +21,17 @@ KEY = jax.random.key(5)
 # Arguments of the loss function; "raw" losses take features that are not normalized.
 CASES = {
     "nt_xent": {"tau": 0.3},
-    "decoupled_nt_xent": {"tau": 0.4, "lam": 0.02, "scaling": "per_dimension"},
+    "nt_xent raw dot": {"similarity": "dot"},
+    "decoupled_nt_xent": {},
+    "decoupled_nt_xent per dimension": {"tau": 0.4, "lam": 0.02, "scaling": "per_dimension"},
+    "generalized_contrastive": {},
     "generalized_contrastive raw normal": {"prior": "normal", "lam": 0.5},
     "generalized_contrastive raw cube": {"prior": "hypercube", "scaling": "per_sample"},
     "dcl": {"tau": 0.2},
     "balanced_contrastive": {"alpha": 3.0, "lam": 1.5},
     "generalized_nt_xent": {"lam": 0.0},
     "logsumexp": {"tau": 0.2},
+    "prior_matching": {},
     "prior_matching raw normal": {"prior": "normal"},
 }
 OPTIONS = {"tau": "loss_tau", "alpha": "loss_alpha", "lam": "loss_lam", "scaling": "align_scaling"}
@@ -136,3 +140,22 @@ def test_vmapped_objectives_have_their_own_scalars(evaluated):
     for case in changes:
         expected = jax.tree.map(lambda *x: np.stack(x), evaluated[case], alone[case])
         assert_close(vmapped[case], expected)
+
+
+def test_defaults_of_a_loss_are_recorded():
+    dataset = data.load(C.PretrainConfig())
+    chen = {"prior": "hypersphere", "align_scaling": "per_dimension"}
+    for loss, defaults in (
+        ("nt_xent", {"loss_tau": 0.5, "similarity": "cosine"}),
+        ("decoupled_nt_xent", {"loss_tau": 1, "loss_lam": 0.1, "align_scaling": "per_sample"}),
+        ("generalized_contrastive", {"loss_lam": 5, **chen}),
+        ("balanced_contrastive", {"loss_alpha": 4, "loss_lam": 2}),
+        ("generalized_nt_xent", {"loss_alpha": 2, "loss_lam": 2}),
+        ("logsumexp", {"loss_tau": 0.5}),
+        ("weighted", {}),
+    ):
+        config = C.PretrainConfig(loss=loss)
+        resolved = resolve(config, dataset)
+        expected = C.section(config.replace(**defaults), C.ObjectiveConfig)
+        assert C.section(resolved, C.ObjectiveConfig) == expected, loss
+        assert resolve(resolved, dataset) == resolved, loss

@@ -12,98 +12,126 @@ from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig, OptimizerConfig
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule, weight_mask
 
-# Rate 0.2, then 0.02.
+STEPS = 8
+# Rate 0.2 for half the run, then 0.02.
 BASE = OptimizerConfig(
     batch_size=512, learning_rate=0.1, momentum=0.8, weight_decay=0.01, decay_at=(0.5,)
 )
+ADAM = {"optimizer": "adam", "adam_betas": (0.7, 0.95), "adam_eps": 0.05}
 LARS = {"optimizer": "lars", "lars_trust": 0.02}
-ADAM = {"adam_betas": (0.7, 0.95), "adam_eps": 0.05}
 CASES = {
     "sgd": {},
     "sgd nesterov": {"nesterov": True},
     "sgd exclude": {"exclude_norm_and_bias": True, "clip_norm": 2.0},
     "lars": LARS,
     "lars nesterov clip": LARS | {"nesterov": True, "clip_norm": 1.0},
-    "adam": ADAM | {"optimizer": "adam", "clip_norm": 2.0, "exclude_norm_and_bias": True},
-    "adamw": ADAM | {"optimizer": "adamw", "weight_decay_end": 0.3},
+    "lars exclude": LARS | {"exclude_norm_and_bias": True},
+    "adam": ADAM | {"clip_norm": 2.0, "exclude_norm_and_bias": True},
+    "adam decay": ADAM | {"weight_decay_end": 0.05},
+    "adamw": ADAM | {"optimizer": "adamw", "weight_decay": 0.1},
+    "adamw decay": ADAM | {"optimizer": "adamw", "weight_decay_end": 0.3},
 }
-SCALAR_CASES = ("sgd", "lars nesterov clip", "adam", "adamw")
 
 
-def optimize(config, params, gradients, scalars):
-    """Return the parameters after two steps."""
-    scalars = dict(scalars)
-    schedule = make_schedule(config, 2, scalars.pop("learning_rate", None))
+def draw(rng, zero):
+    """Return parameters or gradients of a layer with normalization, and an array of norm 0."""
+    shapes = {"kernel": (3, 4), "bias": (4,), "scale": (4,), "zero": (2, 2)}
+    drawn = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    if zero:
+        drawn["zero"] = np.zeros((2, 2))
+    return drawn
+
+
+def optimize(config, params, gradients, scalars=None):
+    """Return the parameters after each step."""
+    scalars = dict(scalars or {})
+    schedule = make_schedule(config, STEPS, scalars.pop("learning_rate", None))
     optimizer = make_optimizer(config, schedule, scalars)
-    state = optimizer.init(params)
-    for gradient in gradients:
+
+    def step(carry, gradient):
+        params, state = carry
         updates, state = optimizer.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
-    return params
+        return (params, state), params
+
+    return jax.lax.scan(step, (params, optimizer.init(params)), gradients)[1]
+
+
+def adam_by_hand(config, w, g, memory, t, rate, decay):
+    """Kingma & Ba, Algorithm 1; Loshchilov & Hutter, Algorithm 2, with their alpha in the rate."""
+    a, b = config.adam_betas
+    memory["m"] = a * memory["m"] + (1 - a) * g
+    memory["v"] = b * memory["v"] + (1 - b) * g**2
+    root = np.sqrt(memory["v"] / (1 - b**t)) + config.adam_eps
+    return w - rate * (memory["m"] / (1 - a**t) / root + decay * w)
+
+
+def momentum_by_hand(config, w, g, memory, rate, is_adapted):
+    """PyTorch's SGD multiplies the velocity by the rate; LARS (You et al.) accumulates it."""
+    is_lars = config.optimizer == "lars"
+    if is_lars and is_adapted and np.linalg.norm(w) * np.linalg.norm(g) > 0:
+        g = config.lars_trust * np.linalg.norm(w) / np.linalg.norm(g) * g
+    if is_lars:
+        g = rate * g
+    memory["v"] = config.momentum * memory["v"] + g
+    step = memory["v"]
+    if config.nesterov:
+        step = g + config.momentum * memory["v"]
+    if is_lars:
+        return w - step
+    return w - rate * step
 
 
 def optimize_by_hand(config, params, gradients):
-    """PyTorch's SGD multiplies the velocity by the rate; LARS (You et al.) accumulates it.
-
-    AdamW adds the decay to the step (Loshchilov & Hutter, Algorithm 2).
-    """
-    is_lars = config.optimizer == "lars"
-    is_adamw = config.optimizer == "adamw"
-    masked = is_lars or is_adamw or config.exclude_norm_and_bias
-    rates = 2 * config.learning_rate * np.array([1, 0.1])
-    decays = np.full(2, config.weight_decay)
-    if config.weight_decay_end is not None:  # half the cosine is done at the second step
-        decays[1] = (config.weight_decay + config.weight_decay_end) / 2
-    norms = [np.sqrt(sum((g**2).sum() for g in gradient.values())) for gradient in gradients]
-    found = {}
-    for name, w in params.items():
-        first = second = 0
-        steps = zip(gradients, norms, rates, decays, strict=True)
-        for t, (gradient, norm, rate, decay) in enumerate(steps, 1):
+    """Yield the parameters after each step in float64."""
+    memory = {name: {"m": 0, "v": 0} for name in params}
+    masked = config.optimizer in ("lars", "adamw") or config.exclude_norm_and_bias
+    for t, gradient in enumerate(gradients, start=1):
+        decay = config.weight_decay
+        if config.weight_decay_end is not None:
+            share = (1 - np.cos(np.pi * (t - 1) / STEPS)) / 2
+            decay += share * (config.weight_decay_end - decay)
+        rate = config.learning_rate * 2 * (1 if t <= STEPS // 2 else 0.1)
+        norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
+        params = dict(params)
+        for name, w in params.items():
+            is_weight = name in ("kernel", "zero")
             g = gradient[name] * min(1, (config.clip_norm or norm) / norm)
-            decayed = decay * w if name == "kernel" or not masked else 0
-            if not is_adamw:
-                g = g + decayed
-            if config.optimizer in ("adam", "adamw"):
-                a, b = config.adam_betas
-                first = a * first + (1 - a) * g
-                second = b * second + (1 - b) * g**2
-                step = first / (1 - a**t) / (np.sqrt(second / (1 - b**t)) + config.adam_eps)
-                step += decayed if is_adamw else 0
+            lam = decay if is_weight or not masked else 0.0
+            if config.optimizer != "adamw":
+                g = g + lam * w
+            if config.optimizer == "adam":
+                params[name] = adam_by_hand(config, w, g, memory[name], t, rate, 0.0)
+            elif config.optimizer == "adamw":
+                params[name] = adam_by_hand(config, w, g, memory[name], t, rate, lam)
             else:
-                if is_lars and name == "kernel" and np.any(w):
-                    g = config.lars_trust * np.linalg.norm(w) / np.linalg.norm(g) * g
-                g = g * rate if is_lars else g
-                first = config.momentum * first + g
-                step = g + config.momentum * first if config.nesterov else first
-            w = w - (step if is_lars else rate * step)
-        found[name] = w
-    return found
+                params[name] = momentum_by_hand(config, w, g, memory[name], rate, is_weight)
+        yield params
 
 
 def test_optimizers_by_hand(rng):
-    """Options of the config, and scalars as arguments, as of vmapped runs; a kernel of zeros."""
-    shapes = {"kernel": (3, 4), "bias": (4,), "scale": (4,)}
-    params, *gradients = (
-        {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-        for _ in range(3)
-    )
-    scalars = {"learning_rate": 0.3, "weight_decay": 0.1, "momentum": 0.4}
+    """Options of the config, and scalars as arguments, as of vmapped runs."""
+    params = draw(rng, zero=True)
+    gradients = [draw(rng, zero=step < 2) for step in range(STEPS)]
+    gradients[5:] = [jax.tree.map(lambda g: 0.1 * g, gradient) for gradient in gradients[5:]]
     configs = {case: dataclasses.replace(BASE, **changes) for case, changes in CASES.items()}
-    zero = params | {"kernel": np.zeros((3, 4), np.float32)}
-    runs = [(params, config, {}) for config in configs.values()]
-    runs += [(params, configs[case], scalars) for case in SCALAR_CASES]
-    runs.append((zero, configs["lars"], {}))
+    scalars = {"learning_rate": 0.3, "weight_decay": 0.1, "momentum": 0.4}
+    traced = ("sgd", "lars nesterov clip", "adam", "adamw decay")
 
     @jax.jit
-    def all_runs(gradients):
-        return [optimize(config, start, gradients, given) for start, config, given in runs]
+    def all_paths(params, gradients, scalars):
+        paths = [optimize(config, params, gradients) for config in configs.values()]
+        return paths + [optimize(configs[case], params, gradients, scalars) for case in traced]
 
-    for found, (start, config, given) in zip(all_runs(gradients), runs, strict=True):
-        wide = jax.tree.map(np.float64, (start, gradients))
-        expected = optimize_by_hand(dataclasses.replace(config, **given), *wide)
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, 1e-4, 1e-6, err_msg=f"{config}, {name}")
+    stacked = jax.tree.map(lambda *x: np.float32(x), *gradients)
+    paths = all_paths(jax.tree.map(np.float32, params), stacked, scalars)
+    expected = [*configs.items()]
+    expected += [(case, dataclasses.replace(configs[case], **scalars)) for case in traced]
+    for path, (case, config) in zip(paths, expected, strict=True):
+        for step, by_hand in enumerate(optimize_by_hand(config, params, gradients)):
+            for name, value in by_hand.items():
+                where = f"{case}, {name}, step {step}"
+                np.testing.assert_allclose(path[name][step], value, 1e-4, 1e-6, err_msg=where)
 
 
 def test_weight_mask_excludes_biases_and_scales():
