@@ -212,15 +212,22 @@ FAULTS = {
         Fault("batch norm of one device", "normalize.statistics", argument_of("pmean")),
         Fault("one group of batch norm", "BatchNorm._by_groups", operator(ast.Eq, ast.GtE)),
     ],
+    "tests/training/test_microbatches.py tests/training": [
+        Fault("sum of statistics", "encode_microbatches", renamed("mean", "sum")),
+        Fault("rows of a batch", "distributed.local_rows", argument("reshape", 0, "1")),
+    ],
     "tests/training/test_optimizers.py tests/training": [
         Fault("weight decay of biases", "make_optimizer", assigned("decayed", "None")),
     ],
     "tests/training/test_moco_step.py tests/training": [
-        Fault("keys among their negatives", "make_moco_step", argument("objective", 2, "keys")),
+        Fault(
+            "keys among their negatives", "make_moco_step", argument("objective", 2, "positives")
+        ),
         Fault("key of the query's view", "_momentum_keys", argument("one_view", 4, "0")),
         Fault("keys stay shuffled", "_momentum_keys", argument_of("undo")),
         Fault("momentum encoder stays", "make_moco_step", argument_of("ema_update")),
         Fault("queue stays", "make_moco_step", argument_of("queue_push")),
+        Fault("key of the same view", "make_moco_step", assigned("key_views", "query_views")),
     ],
     "tests/training/test_checkpoint.py tests/training/test_resuming.py tests/training": [
         Fault("oldest checkpoint", "checkpoints.newest", argument_of("reversed")),

@@ -62,6 +62,9 @@ class ModelConfig(Config):
     in timm, except for their head."""
     zero_init_residual: bool = False
     """Start the last scale of each residual block at zero; `--init simclr` does so."""
+    remat: bool = False
+    """Keep only the outputs of a ResNet's blocks for the gradient, and compute the blocks a second
+    time: less memory, same numbers."""
     head: Literal["linear", "moco_v2", "simclr2", "simclr3", "balanced", "none"] = "linear"
     """Projection head: linear; MoCo v2's MLP; SimCLR's with 2 or 3 layers and batch norm; the
     balanced paper's with 3 layers (use --dim 2048); `none`: the normalized backbone features."""
@@ -111,7 +114,7 @@ class ModelConfig(Config):
         if self.batch_norm not in (None, "split"):
             refuse(self, ["bn_groups"], f"is for batch_norm=split, not {self.batch_norm}")
         if not self.model.startswith("resnet"):
-            names = ["stem", "zero_init_residual"]
+            names = ["stem", "zero_init_residual", "remat"]
             refuse(self, names, f"is for ResNets, and {self.model} is none")
         if not self.model.startswith("vit"):
             refuse(self, ["patch_size", "pool"], f"is for ViTs, and {self.model} is none")

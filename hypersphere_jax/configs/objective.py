@@ -130,6 +130,9 @@ class MocoConfig(Config):
     """`cosine`: the decay rises to 1 over the run."""
     ema_stats: Literal["own", "averaged"] = "own"
     """Running batch statistics of the momentum encoder: from its keys, or averaged."""
+    moco_symmetric: bool = False
+    """Both views are queries, and the keys of both enter the queue, as in MoCo's notebook for
+    CIFAR-10. The loss is the mean over the two views."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

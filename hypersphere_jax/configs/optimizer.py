@@ -23,6 +23,9 @@ class OptimizerConfig(Config):
     """Passes over the training images."""
     batch_size: Annotated[int, arg(aliases=["--bs"])] = 256
     """Positive pairs in the global batch."""
+    microbatch_size: int | None = None
+    """Pairs in all devices' memory at a time: the network encodes the batch in parts, each of them
+    twice, and the loss and its gradient are the whole batch's. Batch statistics are each part's."""
     optimizer: Literal["sgd", "lars", "adam", "adamw"] = "sgd"
     """`sgd` with momentum, `lars` (You et al., as in SimCLR), `adam`, or `adamw` (decoupled weight
     decay, for ViTs)."""
@@ -65,6 +68,11 @@ class OptimizerConfig(Config):
         super().__post_init__()
         check_at_least(self, 1, "epochs")
         check_at_least(self, 2, "batch_size")
+        check_at_least(self, 1, "microbatch_size")
+        require(
+            self.microbatch_size is None or self.batch_size % self.microbatch_size == 0,
+            f"microbatch_size={self.microbatch_size}: must divide batch_size={self.batch_size}",
+        )
         check_at_least(
             self, 0, "learning_rate", "warmup_epochs", "weight_decay", "weight_decay_end"
         )
@@ -85,3 +93,8 @@ class OptimizerConfig(Config):
             f"warmup_epochs={self.warmup_epochs:g}: the rate decays at epoch {first_decay:g}, "
             "before the warmup ends; shorten it, or change decay_at=",
         )
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches in a batch."""
+        return self.batch_size // (self.microbatch_size or self.batch_size)

@@ -75,6 +75,16 @@ class PretrainConfig(
             f"loss={self.loss} compares two views within a batch of images: use loss=weighted with "
             "queue_size= and with model=sentence_gru",
         )
+        if self.microbatch_size is not None:
+            require(
+                not (self.queue_size or self.reads_text),
+                "microbatch_size= is for two views of images in one network: leave it out with "
+                "queue_size= and with model=sentence_gru",
+            )
+            require(
+                self.batch_norm != "split",
+                "microbatch_size= makes the groups of batch norm: leave batch_norm=split out",
+            )
         if self.queue_size == 0:
             refuse(self, ["uniform_intra_batch"], "needs queue_size= above 0")
         if not (self.supervised_weight or self.num_classes):

@@ -87,7 +87,7 @@ def stream(
     *,
     prepare: Callable[[np.ndarray, int, int], np.ndarray] | None = None,
     replace: bool = True,
-    rows: slice = slice(None),
+    rows: slice | np.ndarray = slice(None),
     workers: int = 0,
 ) -> Iterator[Batch]:
     """Yield the batches of some steps, read ahead in the background.
@@ -99,7 +99,7 @@ def stream(
       bad: receives the unreadable images.
       prepare: (image, step, position in the batch) -> uint8 array, such as `TwoCrops`.
       replace: replace an unreadable image by the next readable one; otherwise it has index -1.
-      rows: the part of each batch to read. Positions are those in the whole batch.
+      rows: the rows of each batch to read. Positions are those in the whole batch.
       workers: number of processes that read; 0 for threads of this process.
     """
     load = _LoadBatch(source, order, rows, prepare, replace)
@@ -158,7 +158,7 @@ class _LoadBatch:
 
     source: Source
     order: Callable[[int], np.ndarray]
-    rows: slice
+    rows: slice | np.ndarray
     prepare: Callable | None
     replace: bool
 
@@ -168,7 +168,7 @@ class _LoadBatch:
         labels = []
         indices = []
         reasons: dict[int, str] = {}
-        for position in range(len(wanted))[self.rows]:
+        for position in np.arange(len(wanted))[self.rows].tolist():
             sample, missing = read(self.source, int(wanted[position]))
             reasons |= missing
             if not sample:

@@ -61,16 +61,20 @@ class Block(nnx.Module):
 class Stage(nnx.Module):
     """Blocks with the same channels: `block0` (which has the stride), `block1` and so on."""
 
-    def __init__(self, depth: int, inputs: int, base: int, strides: int, **options):
+    def __init__(self, depth: int, inputs: int, base: int, strides: int, *, remat, **options):
         self.depth = depth
+        self.remat = remat
         for number in range(depth):
             setattr(self, f"block{number}", Block(inputs, base, strides, **options))
             inputs = base * options["expansion"]
             strides = 1
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        call = Block.__call__
+        if self.remat and train:
+            call = nnx.remat(call, static_argnums=2)
         for number in range(self.depth):
-            x = getattr(self, f"block{number}")(x, train)
+            x = call(getattr(self, f"block{number}"), x, train)
         return x
 
 
@@ -96,16 +100,13 @@ class ResNet(nnx.Module):
         if self.pooled:
             stem = {"side": 7, "strides": 2}
         self.conv1 = conv(config.in_channels, width, **stem, **common)
-        last = {}
+        blocks = {"expansion": self.expansion, "remat": config.remat, "last": {}, **common}
         if config.zero_init_residual or init.zero_residual:
-            last = {"scale": 0.0}
+            blocks["last"] = {"scale": 0.0}
         strides = 1
         for number, depth in enumerate(self.depths):
             base = channels(64 * 2**number, config)
-            stage = Stage(
-                depth, width, base, strides, expansion=self.expansion, last=last, **common
-            )
-            setattr(self, f"layer{number + 1}", stage)
+            setattr(self, f"layer{number + 1}", Stage(depth, width, base, strides, **blocks))
             width = base * self.expansion
             strides = 2
         self.head = heads.Head(width, config, layer="backbone", **common)

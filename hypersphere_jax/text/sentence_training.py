@@ -106,7 +106,7 @@ def pack_batch(corpus: Corpus, indices: np.ndarray, devices: Sequence[jax.Device
     words, lengths = corpus.rows(int(indices[0]), int(indices[-1]) + 1)
     sentences = np.split(words, np.cumsum(lengths)[:-1])
     parts = pack(sentences, corpus.max_tokens, len(devices))
-    local_parts = parts[distributed.local_rows(len(devices), devices)]
+    local_parts = [parts[row] for row in distributed.local_rows(len(devices), devices)]
     return jax.tree.map(lambda *arrays: np.stack(arrays), *local_parts)
 
 

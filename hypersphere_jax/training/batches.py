@@ -50,7 +50,7 @@ def device_batches(
     source = dataset.pretrain
     if config.reads_text:
         return _ahead(text.sentence_batches(source, sampler, steps, devices))
-    rows = distributed.local_rows(sampler.batch_size, devices)
+    rows = _local_rows(config, devices)
     if resident:
         images, labels = _resident(config, source, devices)
         return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
@@ -81,19 +81,14 @@ def call_batches(
     of the devices; the last steps of a shorter call are repetitions.
     """
     images, labels = _resident(config, dataset.pretrain, devices)
-    indices = functools.partial(_call_indices, sampler, at_once, devices)
-    return ((images, labels, indices(call), _count(len(call), tuple(devices))) for call in calls)
+    rows = _local_rows(config, devices)
 
+    def batch(call):
+        steps = [sampler(step)[rows] for step in call]
+        steps += [steps[-1]] * (at_once - len(steps))
+        return images, labels, _stacked_rows(steps, devices), _count(len(call), tuple(devices))
 
-def _call_indices(
-    sampler: Sampler, at_once: int, devices: Sequence[jax.Device], call: range
-) -> jax.Array:
-    rows = distributed.local_rows(sampler.batch_size, devices)
-    steps = [sampler(step)[rows] for step in call]
-    steps += [steps[-1]] * (at_once - len(steps))
-    parts = len(distributed.local(devices))
-    indices = np.stack(steps).reshape(at_once, parts, -1)
-    return distributed.split(indices.swapaxes(0, 1), devices)
+    return (batch(call) for call in calls)
 
 
 @functools.lru_cache(maxsize=8)  # most calls have the same number of steps
@@ -115,14 +110,13 @@ def vmapped_batches(
     devices, with the batch of each sampler.
     """
     images, labels = _resident(config, dataset.pretrain, devices)
-    return ((images, labels, _vmapped_indices(samplers, step, devices)) for step in steps)
+    rows = _local_rows(config, devices)
 
+    def batch(step):
+        runs = [sampler(step)[rows] for sampler in samplers]
+        return images, labels, _stacked_rows(runs, devices)
 
-def _vmapped_indices(
-    samplers: Sequence[Sampler], step: int, devices: Sequence[jax.Device]
-) -> jax.Array:
-    parts = [np.split(sampler(step), len(devices)) for sampler in samplers]
-    return distributed.split(np.stack(parts, axis=1), devices)
+    return (batch(step) for step in steps)
 
 
 def eval_batches(
@@ -186,10 +180,21 @@ def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) ->
     return len(source) * int(np.prod(source.image_shape)) <= limit
 
 
+def _local_rows(config: PretrainConfig, devices: Sequence[jax.Device]) -> np.ndarray:
+    return distributed.local_rows(config.batch_size, devices, config.microbatches)
+
+
 def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
     """Split this process's rows `[n, …]` over its devices."""
     parts = len(distributed.local(devices))
     return distributed.split(batch.reshape(parts, -1, *batch.shape[1:]), devices)
+
+
+def _stacked_rows(batches: Sequence[np.ndarray], devices: Sequence[jax.Device]) -> jax.Array:
+    """Split this process's rows of several batches: `[local devices, batches, …]`."""
+    parts = len(distributed.local(devices))
+    stacked = np.stack(batches).reshape(len(batches), parts, -1)
+    return distributed.split(stacked.swapaxes(0, 1), devices)
 
 
 def _ahead(items: Iterable) -> Generator:

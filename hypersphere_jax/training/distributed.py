@@ -27,7 +27,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hypersphere_jax.configs import RuntimeConfig, Stopped, UserError, differences, require
+from hypersphere_jax.configs import (
+    OptimizerConfig,
+    RuntimeConfig,
+    Stopped,
+    UserError,
+    differences,
+    require,
+)
 from hypersphere_jax.utils import memory, xla
 
 AXIS = "data"
@@ -200,11 +207,14 @@ def local(devices: Sequence[jax.Device]) -> list[jax.Device]:
     return [device for device in devices if device.process_index == jax.process_index()]
 
 
-def local_rows(n: int, devices: Sequence[jax.Device]) -> slice:
-    """Return which rows of a global batch of `n` this process's devices take."""
+def local_rows(n: int, devices: Sequence[jax.Device], microbatches: int = 1) -> np.ndarray:
+    """Return which rows of a global batch of `n` this process's devices take, in their order.
+
+    A microbatch is a run of consecutive rows, of which each device takes an equal part.
+    """
     first = [device.process_index for device in devices].index(jax.process_index())
-    per_device = n // len(devices)
-    return slice(first * per_device, (first + len(local(devices))) * per_device)
+    rows = np.arange(n).reshape(microbatches, len(devices), -1)
+    return rows[:, first : first + len(local(devices))].swapaxes(0, 1).ravel()
 
 
 def device_memory(devices: Sequence[jax.Device]) -> int:
@@ -219,15 +229,17 @@ def device_memory(devices: Sequence[jax.Device]) -> int:
     return min(*limits, stats.get("bytes_limit", limits[0]))
 
 
-def check_batch_size(batch_size: int, devices: Sequence[jax.Device]) -> None:
-    """Raise UserError unless a global batch divides over the devices."""
+def check_batch_size(config: OptimizerConfig, devices: Sequence[jax.Device]) -> None:
+    """Raise UserError unless batch and microbatch divide over the devices."""
     total = len(devices)
-    near = max(total, batch_size // total * total)
-    require(
-        batch_size % total == 0,
-        f"batch_size={batch_size} does not divide over {total} devices: "
-        f"take a multiple of {total}, such as {near}",
-    )
+    for name in ("batch_size", "microbatch_size"):
+        size = getattr(config, name) or total
+        near = max(total, size // total * total)
+        require(
+            size % total == 0,
+            f"{name}={size} does not divide over {total} devices: "
+            f"take a multiple of {total}, such as {near}",
+        )
 
 
 # Mapped functions and their arrays.

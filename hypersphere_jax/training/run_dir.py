@@ -35,7 +35,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pill
 D = TypeVar("D", bound=DataConfig)
 MAX_NAMES = 8  # names of runs in a message
 # Options that cannot change the numbers: where and how a run is carried out.
-NOT_COMPARED = {"name", "runs_dir"}
+NOT_COMPARED = {"name", "runs_dir", "remat"}
 for _section in (RuntimeConfig, EvaluateConfig):
     NOT_COMPARED |= {field.name for field in fields(_section)}
 # Runtime options of a single session, which the next session does not inherit.

@@ -107,7 +107,7 @@ def set_up(config: PretrainConfig, load: Callable = run_dir.open_data) -> RunSet
     """
     run_dir.require_custom(config, config)
     devices = distributed.global_devices(config.devices)
-    distributed.check_batch_size(config.batch_size, devices)
+    distributed.check_batch_size(config, devices)
     dataset = load(config)
     config = resolve(config, dataset)
     check_devices(config, dataset.pretrain, devices)

@@ -19,6 +19,7 @@ from hypersphere_jax import text
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
 from hypersphere_jax.configs import MocoConfig, PretrainConfig
 from hypersphere_jax.configs.objective import WEIGHTS
+from hypersphere_jax.losses._pairwise.collectives import global_size
 from hypersphere_jax.moco import (
     KeyQueue,
     ema_update,
@@ -27,6 +28,7 @@ from hypersphere_jax.moco import (
     queue_statistics,
     shuffle,
 )
+from hypersphere_jax.training.microbatches import encode_microbatches
 from hypersphere_jax.training.objectives import (
     Metrics,
     Objective,
@@ -184,7 +186,8 @@ def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scal
     )
     if not config.queue_size:
         objective = make_objective(config, scalars)
-        return make_step(apply, objective, optimizer, augment, axis_name=axis_name)
+        options = {"axis_name": axis_name, "microbatches": config.microbatches}
+        return make_step(apply, objective, optimizer, augment, **options)
     separate = None
     if config.batch_norm == "split":
         separate = functools.partial(shuffle, groups=config.bn_groups, axis_name=axis_name)
@@ -200,6 +203,7 @@ def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scal
         resident=resident,
         decay=ema_decay(config, total),
         own_stats=config.ema_stats == "own",
+        symmetric=config.moco_symmetric,
     )
 
 
@@ -216,6 +220,7 @@ def make_step(
     augment: Callable,
     *,
     axis_name: str | None,
+    microbatches: int = 1,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Return a training step of one device, in which both views pass through one network.
 
@@ -225,23 +230,29 @@ def make_step(
       optimizer: See `optimizers.make_optimizer`.
       augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
       axis_name: Mapped axis, or None on a single device.
+      microbatches: Number of microbatches, see `encode_microbatches`.
 
     Returns:
       `step(state, images, labels, indices, key) -> (state, metrics)`, where `images`
       `[m, h, w, c]` uint8 and `labels` `[m]` are the whole training split, `indices` `[n]` this
-      device's part of the batch, and `key` the run's random key.
+      device's part of the batch in the order of `distributed.local_rows`, and `key` the run's
+      random key.
     """
 
     def step(state, images, labels, indices, key):
         key = jax.random.fold_in(key, state.step)
-        # Batch norm sees both views of an image together. They are neighbours, so that its groups
-        # consist of the same images on any number of devices.
-        positions = _positions(indices, axis_name)
-        views = jnp.stack(two_views(augment, key, images[indices], positions), axis=1)
-        views = views.reshape(-1, *views.shape[2:])
+        positions = _positions(indices, axis_name, microbatches)
+
+        def encode(params, images, positions):
+            # Batch norm sees both views of an image together. They are neighbours, so that its
+            # groups consist of the same images on any number of devices.
+            views = jnp.stack(two_views(augment, key, images, positions), axis=1)
+            views = views.reshape(-1, *views.shape[2:])
+            return apply(params, state.stats, views, True, axis_name)
 
         def loss_of(params):
-            outputs, stats = apply(params, state.stats, views, True, axis_name)
+            batch = (images[indices], positions)
+            outputs, stats = encode_microbatches(encode, microbatches, params, batch)
             first = {name: layer[0::2] for name, layer in outputs.items()}
             second = {name: layer[1::2] for name, layer in outputs.items()}
             drawn = jax.random.fold_in(key, zlib.crc32(b"objective"))
@@ -264,6 +275,7 @@ def make_moco_step(
     resident: bool = True,
     decay: Callable[[jax.Array], jax.Array | float] = lambda step: 0.999,
     own_stats: bool = True,
+    symmetric: bool = False,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Return a training step of Momentum Contrast, on one device.
 
@@ -284,54 +296,67 @@ def make_moco_step(
       decay: Decay of the momentum encoder's parameters at a step.
       own_stats: Whether the momentum encoder's running statistics come from the keys, as in MoCo's
         code; otherwise they are averaged like its parameters.
+      symmetric: Whether the first view is a key as well, of the second view's query, as in MoCo's
+        notebook for CIFAR-10. Loss and metrics are means over the two views.
 
     Returns:
       A step as by `make_step`, whose state needs `momentum`.
 
     Source: He et al. 2020, Algorithm 1; Wang & Isola, B.2.
     """
+    query_views = (0, 1) if symmetric else (0,)
+    key_views = [1 - number for number in query_views]
     make_keys = functools.partial(_momentum_keys, apply, augment, axis_name, separate, resident)
 
     def step(state, images, labels, indices, key):
         key = jax.random.fold_in(key, state.step)
         positions = _positions(indices, axis_name)
         target = state.momentum
-        view = one_view(augment, key, images[indices], positions, 0)
-        keys, target_stats = make_keys(target, images, indices, positions, key)
+        batch = images[indices]
+        views = [one_view(augment, key, batch, positions, number) for number in query_views]
+        keys, target_stats = make_keys(target, key_views, images, indices, positions, key)
 
         def loss_of(params):
-            outputs, stats = apply(params, state.stats, view, True, axis_name)
-            loss, metrics = objective(outputs["output"], keys, target.queue.keys, axis_name)
+            stats = state.stats
+            terms = []
+            for view, positives in zip(views, keys, strict=True):
+                outputs, stats = apply(params, stats, view, True, axis_name)
+                terms.append(objective(outputs["output"], positives, target.queue.keys, axis_name))
+            loss, metrics = jax.tree.map(lambda *values: sum(values) / len(values), *terms)
             return loss, (stats, metrics)
 
         state, metrics = update_state(state, loss_of, optimizer, axis_name)
         m = decay(state.step - 1)
         if not own_stats:
             target_stats = ema_update(target.stats, state.stats, m)
-        momentum = Momentum(
-            ema_update(target.params, state.params, m),
-            target_stats,
-            queue_push(target.queue, keys, axis_name=axis_name),
-        )
-        batch = len(indices) * _device_count(axis_name)
-        metrics |= queue_statistics(state.step - 1, batch, len(target.queue.keys))
+        queue = target.queue
+        for pushed in reversed(keys):  # those of the first view, then those of the second
+            queue = queue_push(queue, pushed, axis_name=axis_name)
+        momentum = Momentum(ema_update(target.params, state.params, m), target_stats, queue)
+        per_step = len(keys) * global_size(len(indices), axis_name)
+        metrics |= queue_statistics(state.step - 1, per_step, len(queue.keys))
         return state._replace(momentum=momentum), metrics
 
     return step
 
 
 def _momentum_keys(
-    apply, augment, axis_name, separate, resident, target, images, indices, positions, key
+    apply, augment, axis_name, separate, resident, target, views, images, indices, positions, key
 ):
-    """Return the momentum encoder's keys of a batch, and its running statistics."""
+    """Return the momentum encoder's keys of each of the views, and its running statistics."""
     # Moving indices, or uint8 images, takes fewer bytes than moving views.
     samples = (indices if resident else images[indices], positions)
     if separate is not None:
         samples, undo = separate(samples, jax.random.fold_in(key, zlib.crc32(b"separate")))
-    sample, positions = samples
-    view = one_view(augment, key, images[sample] if resident else sample, positions, 1)
-    outputs, stats = apply(target.params, target.stats, view, True, axis_name)
-    keys = outputs["output"]
+    batch, positions = samples
+    if resident:
+        batch = images[batch]
+    keys = []
+    stats = target.stats
+    for number in views:
+        view = one_view(augment, key, batch, positions, number)
+        outputs, stats = apply(target.params, stats, view, True, axis_name)
+        keys.append(outputs["output"])
     if axis_name is not None:
         stats = jax.lax.pmean(stats, axis_name)
     if separate is not None:
@@ -339,16 +364,14 @@ def _momentum_keys(
     return jax.lax.stop_gradient(keys), stats
 
 
-def _device_count(axis_name):
-    return 1 if axis_name is None else jax.lax.axis_size(axis_name)
-
-
-def _positions(indices, axis_name):
+def _positions(indices, axis_name, microbatches=1):
     """Return the positions of this device's samples in the global batch."""
     device = 0
     if axis_name is not None:
         device = jax.lax.axis_index(axis_name)
-    return device * len(indices) + jnp.arange(len(indices))
+    size = len(indices) // microbatches  # this device's part of a microbatch
+    microbatch, row = jnp.divmod(jnp.arange(len(indices)), size)
+    return microbatch * global_size(size, axis_name) + device * size + row
 
 
 def update_state(state, loss_of, optimizer, axis_name):

@@ -98,19 +98,25 @@ def test_batches_of_several_steps_and_of_vmapped_runs(tmp_path):
 
 
 @tiny_runs.needs_devices(2)
-def test_host_crops_images_of_several_sizes(images, tmp_path):
-    run = set_up(config(tmp_path, images))
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_host_crops_images_of_several_sizes(microbatch_size, images, tmp_path):
+    run = set_up(config(tmp_path, images, microbatch_size=microbatch_size))
     source = run.dataset.pretrain
     crops = TwoCrops(augment.host_crops(run.config.recipe, 8)[0], run.config.seed)
     steps = range(4, 8)
     given = (run.config, run.dataset, run.sampler, steps, run.devices, False)
     for step, batch in zip(steps, batches.device_batches(*given), strict=True):
         cropped, labels = gather(*batch)
-        for position, index in enumerate(run.sampler(step)):
+        indices = run.sampler(step)
+        positions = range(10)
+        if microbatch_size:  # the first device takes the first of each two rows
+            positions = (*range(0, 10, 2), *range(1, 10, 2))
+        for row, position in enumerate(positions):
+            index = indices[position]
             if index != BAD:  # another image takes its place
                 crop = crops(np.asarray(source[index]["image"]), step, position)
-                np.testing.assert_array_equal(cropped[position], crop)
-                assert labels[position] == source.labels[index]
+                np.testing.assert_array_equal(cropped[row], crop)
+                assert labels[row] == source.labels[index]
 
 
 @pytest.mark.slow
@@ -145,4 +151,8 @@ def test_each_process_takes_its_rows(monkeypatch):
     for process in range(3):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
         assert distributed.local(devices) == devices[2 * process : 2 * process + 2]
-        assert distributed.local_rows(12, devices) == slice(4 * process, 4 * process + 4)
+        rows = distributed.local_rows(12, devices).tolist()
+        assert rows == list(range(4 * process, 4 * process + 4))
+        # Two microbatches of six rows, one row on each device.
+        rows = distributed.local_rows(12, devices, microbatches=2).tolist()
+        assert rows == [2 * process, 2 * process + 6, 2 * process + 1, 2 * process + 7]

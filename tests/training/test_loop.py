@@ -143,6 +143,7 @@ def test_numbers_that_are_not_finite_end_the_run_and_are_not_saved(loss, options
     ("changes", "match"),
     [
         ({"batch_size": 221}, "batch_size=221"),
+        ({"microbatch_size": 55}, "microbatch_size=55"),
         ({"batch_norm": "split", "bn_groups": 1}, "bn_groups=1"),
         ({"queue_size": 130, "batch_norm": "local", "devices": 1}, "batch_norm=split"),
         ({"init_from": "shrot"}, "shrot"),

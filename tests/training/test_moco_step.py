@@ -102,6 +102,39 @@ def test_step_is_algorithm_1_by_hand(one_device):
         assert_close(momentum, [w_key, key_mean, queue, ptr, step + 1])
 
 
+@pytest.fixture(scope="module")
+def symmetric():
+    return steps_by_hand.on_one_device(*make(symmetric=True), 2)
+
+
+def test_symmetric_step_takes_both_views_as_queries_and_keys(symmetric):
+    """The mean of two losses against one queue, into which the keys of both views go."""
+    w = w_key = np.float64(symmetric[0][0].params["w"])
+    queue = np.float64(symmetric[0][0].momentum.queue.keys)
+    velocity, mean, key_mean = 0, 2.0, 4.0
+    for step, (state, metrics) in enumerate(symmetric[1:]):
+        views = steps_by_hand.views_of(step)
+        keys = [unit(view @ w_key) for view in views]
+        negatives = queue.copy()
+
+        def loss(w, views=views, keys=keys, negatives=negatives):
+            first = weighted_sum(terms(w, views[0], keys[1], negatives))
+            return (first + weighted_sum(terms(w, views[1], keys[0], negatives))) / 2
+
+        assert_close([metrics["loss"], metrics["queue_filled"]], [loss(w), step])
+        velocity = steps_by_hand.BETA * velocity + slope(loss, w)
+        w = w - steps_by_hand.RATE * velocity
+        w_key = DECAYS[step] * w_key + (1 - DECAYS[step]) * w
+        for number in (0, 1):
+            mean = (mean + views[number].mean()) / 2
+            key_mean = (key_mean + views[1 - number].mean()) / 2
+        order = (16 * step + np.arange(16)) % QUEUE
+        for place, key in zip(order, np.concatenate(keys), strict=True):
+            queue[place] = key
+        assert_close([state.params["w"], state.stats["mean"]], [w, mean])
+        assert_close(jax.tree.leaves(state.momentum)[:3], [w_key, key_mean, queue])
+
+
 def test_queue_objective_follows_its_config(rng):
     """Uniformity without the pairs of queries is Eq. (21); a term without weight is left out."""
     config = C.ObjectiveConfig(uniform_weight=2, uniform_intra_batch=False, align_weight=0)
@@ -113,16 +146,21 @@ def test_queue_objective_follows_its_config(rng):
 
 
 @tiny_runs.needs_devices(4)
-def test_step_under_pmap_with_shuffled_keys_equals_one_device(one_device):
+@pytest.mark.parametrize(
+    ("fixture", "options"),
+    [("one_device", {}), ("symmetric", {"symmetric": True})],
+)
+def test_step_under_pmap_with_shuffled_keys_equals_one_device(fixture, options, request):
+    states = request.getfixturevalue(fixture)
     devices = jax.devices()[:4]
-    step, initial = make(distributed.AXIS, separate=SEPARATE)
+    step, initial = make(distributed.AXIS, separate=SEPARATE, **options)
     mapped = distributed.pmap(step, devices)
     state, *fixed, key = distributed.replicate((initial, IMAGES, LABELS, KEY), devices)
-    for number, (_, expected) in enumerate(one_device[1:]):
+    for number, (_, expected) in enumerate(states[1:]):
         indices = distributed.split(rows(number).reshape(4, -1), devices)
         state, metrics = mapped(state, *fixed, indices, key)
         assert_close(distributed.unreplicate(metrics), expected)
-    assert_close(distributed.unreplicate(state), one_device[-1][0])
+    assert_close(distributed.unreplicate(state), states[-1][0])
     keys = np.asarray(state.momentum.queue.keys)
     assert (keys[1:] == keys[0]).all()
 
