@@ -100,7 +100,7 @@ def make_optimizer(
         )
         rules = [lars]
     else:
-        decayed = weight_mask if config.exclude_norm_and_bias else None
+        decayed = weight_mask if config.exclude_norm_and_bias else network_mask
         rule = optax.trace(momentum, config.nesterov)
         if config.optimizer == "adam":
             rule = optax.scale_by_adam(*config.adam_betas, eps=config.adam_eps)
@@ -117,6 +117,15 @@ def weight_mask(params: Any) -> Any:
     These are named "bias" or "scale", or have fewer than two dimensions.
     """
     return jax.tree_util.tree_map_with_path(_is_weight, params)
+
+
+def network_mask(params: Any) -> Any:
+    """Return a tree of booleans: False for the learned temperature."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: not _is_temperature(path), params)
+
+
+def _is_temperature(path: tuple) -> bool:
+    return any(getattr(key, "name", None) == "logit_scale" for key in path[:1])
 
 
 def _is_weight(path: tuple, array: jax.Array) -> bool:
