@@ -169,6 +169,11 @@ def _with_key(function, **settings):
     return lambda z, key: function(key, z[0], z[1], **settings)
 
 
+def _in_half_units(function, lam):
+    """Return a loss of points whose coordinates are twice as large as those drawn."""
+    return lambda z, key: function(key, 2 * z[0], 2 * z[1], lam)
+
+
 def _align_uniform(weight):
     def loss(z, key):
         uniform = (hj.uniform_loss(z[0]) + hj.uniform_loss(z[1])) / 2
@@ -317,6 +322,13 @@ PICTURES = {
         (
             Descent("lam = 5", _with_key(hj.generalized_contrastive_loss), rate=0.004),
             Descent("lam = 0.5", _with_key(hj.generalized_contrastive_loss, lam=0.5)),
+        ),
+    ),
+    "jepa_losses": Picture(
+        ("lejepa_loss", "visreg_loss"),
+        (
+            Descent("LeJEPA, lam = 0.05", _in_half_units(hj.lejepa_loss, 0.05), on_circle=False),
+            Descent("VISReg, lam = 0.9", _in_half_units(hj.visreg_loss, 0.9), on_circle=False),
         ),
     ),
     "prior_matching_loss": Picture(

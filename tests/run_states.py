@@ -12,6 +12,7 @@ from hypersphere_jax import models
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.training.objectives import initial_logit_scale
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import Momentum, init_state
 
@@ -23,7 +24,8 @@ def state_of(folder, step=None):
     optimizer = make_optimizer(config, make_schedule(config, 100))
 
     def make_state(params, stats):
-        state = init_state(params, stats, optimizer)
+        scale = initial_logit_scale(config)
+        state = init_state(params, stats, optimizer, scale)
         if not config.queue_size:
             return state
         queue = queue_init(jax.random.key(0), config.queue_size, config.dim)

@@ -51,7 +51,7 @@ def test_entry_points(entry):
         ("pretrain --data digts", "digits"),
         ("pretrain moco_cifar10/align_unifrom", "moco_cifar10/align_uniform"),
         ("reproduce wang-isola/figure77", "wang-isola/figure7"),
-        ("pretrain --loss supervised_contrastive", "--loss"),
+        ("pretrain --loss info_nce", "--loss"),
         ("pretrain --epochs many", "--epochs"),
         ("pretrain --dim " + "1" * 60, "dim"),
         ("pretrain --data a.zip b.zip", "b.zip"),

@@ -8,6 +8,7 @@ from tyro.conf import Suppress, arg
 from hypersphere_jax.configs.base import (
     Auto,
     Config,
+    UserError,
     changed,
     check_at_least,
     check_at_most,
@@ -30,6 +31,9 @@ SETTINGS = {
     "generalized_nt_xent": ("loss_alpha", "loss_lam"),
     "logsumexp": ("loss_tau",),
     "prior_matching": ("prior",),
+    "lejepa": ("loss_lam",),
+    "visreg": ("loss_lam",),
+    "supervised_contrastive": ("loss_tau",),
 }
 Loss = Literal[
     "weighted",
@@ -41,7 +45,13 @@ Loss = Literal[
     "generalized_nt_xent",
     "logsumexp",
     "prior_matching",
+    "lejepa",
+    "visreg",
+    "supervised_contrastive",
 ]
+# Options that are a temperature, or the inverse of one.
+TEMPERATURES = ("contrastive_tau", "loss_tau", "loss_alpha")
+MAX_LOGIT_SCALE = 100.0  # of a learned temperature, as in CLIP
 
 
 @dataclass(frozen=True)
@@ -68,14 +78,20 @@ class ObjectiveConfig(Config):
     """`weighted`: the sum of the weighted losses above. Another loss replaces contrastive,
     alignment and uniformity: NT-Xent (SimCLR); the decoupled NT-Xent or the generalized contrastive
     loss (Chen et al.); DCL, the balanced contrastive loss or the generalized NT-Xent (balanced
-    paper); or, without alignment, LogSumExp or a prior (Chen et al., Section C)."""
+    paper); LeJEPA or VISReg; the supervised contrastive loss, which takes labels; or, without
+    alignment, LogSumExp or a prior (Chen et al., Section C)."""
     loss_tau: Auto[float] = None
-    """Temperature of `nt_xent`, `dcl`, `logsumexp` (default 0.5), `decoupled_nt_xent` (1)."""
+    """Temperature of `nt_xent`, `dcl`, `logsumexp` (default 0.5), `decoupled_nt_xent` (1) and
+    `supervised_contrastive` (0.1)."""
     loss_alpha: Auto[float] = None
     """Inverse temperature of `balanced_contrastive` (default 4), `generalized_nt_xent` (2)."""
     loss_lam: Auto[float] = None
     """Weight of the uniformity term of `decoupled_nt_xent` (default 0.1), `generalized_contrastive`
-    (5), `balanced_contrastive` and `generalized_nt_xent` (2)."""
+    (5), `balanced_contrastive` and `generalized_nt_xent` (2); weight between 0 and 1 of the test of
+    normality in `lejepa` (0.02) and `visreg` (0.9)."""
+    learn_tau: bool = False
+    """Learn the temperature, in log space and without weight decay. It starts at `contrastive_tau`,
+    `loss_tau` or 1 / `loss_alpha`, stays at 0.01 or above, and is logged as `tau`."""
     similarity: Auto[Literal["cosine", "dot", "neg_euclidean"]] = None
     """Similarity of `nt_xent` (default `cosine`). `dot` and `neg_euclidean` (minus the squared
     distance) use unnormalized features."""
@@ -107,6 +123,10 @@ class ObjectiveConfig(Config):
             any(getattr(self, name) for name in WEIGHTS),
             "all weights of the loss are 0: at least one must be above 0",
         )
+        if self.loss in ("lejepa", "visreg"):
+            check_at_most(self, 1, "loss_lam")
+        if self.learn_tau:
+            self._check_temperature()
         if self.loss == "weighted":
             refuse(self, ["loss_factor"], "is for the other losses; `weighted` has weights")
         for name in changed(self, ObjectiveConfig):
@@ -115,6 +135,25 @@ class ObjectiveConfig(Config):
                 not losses or self.loss in losses,
                 f"{name}= is for loss={' or '.join(losses)}, not {self.loss}",
             )
+
+    @property
+    def temperature_option(self) -> str | None:
+        """Name of the option that is the temperature of the loss, or its inverse."""
+        if self.loss == "weighted" and not self.contrastive_weight:
+            return None
+        return next((name for name in SETTINGS[self.loss] if name in TEMPERATURES), None)
+
+    def _check_temperature(self) -> None:
+        option = self.temperature_option
+        if option is None:
+            raise UserError(
+                f"learn_tau= needs a temperature, which loss={self.loss} with these weights does "
+                "not have: take a contrastive loss such as nt_xent, or contrastive_weight= above 0"
+            )
+        if option == "loss_alpha":
+            check_at_most(self, MAX_LOGIT_SCALE, option)
+        else:
+            check_at_least(self, 1 / MAX_LOGIT_SCALE, option)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ Shapes that do not fit, too few points, and numbers out of range raise ValueErro
 
 from hypersphere_jax.losses.alignment_uniformity import align_loss, uniform_loss, uniform_queue_loss
 from hypersphere_jax.losses.contrastive import contrastive_loss, dcl_loss, info_nce_loss
+from hypersphere_jax.losses.jepa import lejepa_loss, visreg_loss
 from hypersphere_jax.losses.normalize import l2_normalize
 from hypersphere_jax.losses.nt_xent import (
     balanced_contrastive_loss,
@@ -50,6 +51,7 @@ __all__ = [
     "generalized_nt_xent_loss",
     "info_nce_loss",
     "l2_normalize",
+    "lejepa_loss",
     "logsumexp_loss",
     "nt_xent_loss",
     "prior_matching_loss",
@@ -60,4 +62,5 @@ __all__ = [
     "supervised_contrastive_loss",
     "uniform_loss",
     "uniform_queue_loss",
+    "visreg_loss",
 ]

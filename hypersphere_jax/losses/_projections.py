@@ -1,4 +1,4 @@
-"""Sliced Wasserstein distance: sorted projections of all devices' points, with exact gradients."""
+"""Projections of points on directions, and distances between sorted ones of all devices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +14,19 @@ from hypersphere_jax.losses._pairwise.options import AxisName
 SORTED_TOGETHER = 2**20  # projections
 
 
-def sliced_distance(
-    h: jax.Array, samples: jax.Array, directions: jax.Array, axis_name: AxisName
-) -> jax.Array:
-    """Return the squared distance of features and samples along the rows of `directions`.
+def project(points: jax.Array, directions: jax.Array) -> jax.Array:
+    """Return the projections `[k, n]` of points `[n, d]` on the rows of directions `[k, d]`."""
+    return jnp.matmul(directions, points.T, precision=lax.Precision.HIGHEST)
 
-    It is exact for the points of all devices: each device projects its points along all directions,
-    and sorts the projections of all points along its share of the directions.
+
+def sorted_distance(ours: jax.Array, theirs: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Return the mean squared gap between two sets of sorted projections `[k, n]`.
+
+    It is exact for the points of all devices: each device has the projections of its points along
+    all directions, and sorts the projections of all points along its share of the directions.
     """
-    projections = [
-        jnp.matmul(directions, points.T, precision=lax.Precision.HIGHEST) for points in (h, samples)
-    ]
-    count = len(directions)
+    projections = [ours, theirs]
+    count = len(ours)
     if axis_name is not None:
         # Directions along which all points are zero pad the shares to one size.
         padding = ((0, -count % lax.axis_size(axis_name)), (0, 0))

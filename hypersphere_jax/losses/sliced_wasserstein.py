@@ -4,12 +4,12 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from hypersphere_jax.losses._pairwise.collectives import global_positions
 from hypersphere_jax.losses._pairwise.options import AxisName
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
 from hypersphere_jax.losses._pairwise.validation import count_points, validate_features
-from hypersphere_jax.losses._projections import sliced_distance
+from hypersphere_jax.losses._projections import project, sorted_distance
 from hypersphere_jax.losses.normalize import l2_normalize
 from hypersphere_jax.losses.nt_xent import Scaling, Terms, alignment_term
 
@@ -50,7 +50,7 @@ def sliced_wasserstein_loss(
     h, rows = validate_features(h, rows, names="h, directions.T", same_n=False)
     count_points(h, 1, "samples")
     count_points(rows, 1, "directions")
-    return sliced_distance(h, prior_samples, rows, axis_name)
+    return sorted_distance(project(h, rows), project(prior_samples, rows), axis_name)
 
 
 @shard_over_mesh(sharded=("z",), replicated=("key",))
@@ -89,13 +89,11 @@ def prior_matching_loss(
     n, d = z.shape
     key_samples, key_directions = jax.random.split(key)
     # A sample belongs to its position in the global batch: devices do not change it.
-    positions = jnp.arange(n)
-    if axis_name is not None:
-        positions = lax.axis_index(axis_name) * n + positions
+    positions = global_positions(n, axis_name)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key_samples, positions)
     samples = jax.vmap(lambda key: _draw(prior, key, d, z.dtype))(keys)
     directions = jax.random.orthogonal(key_directions, d, dtype=z.dtype)
-    return sliced_distance(z, samples, directions, axis_name)
+    return sorted_distance(project(z, directions), project(samples, directions), axis_name)
 
 
 def _draw(prior: Prior, key: jax.Array, d: int, dtype: Any) -> jax.Array:

@@ -39,7 +39,8 @@ def resolve_text(config: PretrainConfig, dataset: Dataset) -> PretrainConfig:
     Raises:
       UserError: for options that apply to images only.
     """
-    refused = ("queue_size", "supervised_weight", "eval_every_epochs", "pipeline", "workers")
+    refused = ("queue_size", "supervised_weight", "learn_tau", "eval_every_epochs")
+    refused += ("pipeline", "workers")
     refuse(config, refused, f"is for images, and {dataset.origin} is text: omit it")
     corpus: Any = dataset.pretrain
     batch_size = config.batch_size
@@ -154,7 +155,7 @@ def make_sentence_step(
     def step(state, sentences, labels, indices, key):
         del labels, indices, key
 
-        def loss_of(params):
+        def loss_of(params, _):
             outputs, stats = apply(params, state.stats, sentences, True, axis_name)
             f = _scatter(outputs["f"], sentences, axis_name)
             g = _scatter(outputs["g"], sentences, axis_name)

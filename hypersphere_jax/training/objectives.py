@@ -1,11 +1,13 @@
 """Objectives: from a config to the global loss of a step, and the metrics to log."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from hypersphere_jax import losses
@@ -19,13 +21,18 @@ from hypersphere_jax.losses import (
     uniform_loss,
     uniform_queue_loss,
 )
-from hypersphere_jax.losses._pairwise.collectives import all_gather, global_mean
+from hypersphere_jax.losses._pairwise.collectives import (
+    all_gather,
+    global_mean,
+    global_positions,
+)
 
 T = TypeVar("T", bound=ObjectiveConfig)
 
 Metrics = dict[str, jax.Array]
-# (layers of view 1, layers of view 2, labels [n], axis_name, random key) -> (loss, metrics)
-Objective = Callable[[dict, dict, jax.Array, str | None, jax.Array], tuple[jax.Array, Metrics]]
+# (layers of view 1, layers of view 2, labels [n], axis_name, random key,
+# log of one over the learned temperature or None) -> (loss, metrics)
+Objective = Callable[..., tuple[jax.Array, Metrics]]
 
 # The losses of two views that may replace the weighted sum.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -37,20 +44,29 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "generalized_nt_xent": losses.generalized_nt_xent_loss,
     "logsumexp": losses.logsumexp_loss,
     "prior_matching": losses.prior_matching_loss,
+    "lejepa": losses.lejepa_loss,
+    "visreg": losses.visreg_loss,
+    "supervised_contrastive": losses.supervised_contrastive_loss,
 }
 # Losses of a single view; the others compare the two views.
 OF_ONE_VIEW = ("logsumexp", "prior_matching")
 # Losses that draw samples.
-RANDOM = ("generalized_contrastive", "prior_matching")
+RANDOM = ("generalized_contrastive", "prior_matching", "lejepa", "visreg")
 # Losses of two terms, which are logged.
 WITH_TERMS = (
     "decoupled_nt_xent",
     "generalized_contrastive",
     "balanced_contrastive",
     "generalized_nt_xent",
+    "lejepa",
+    "visreg",
 )
 # Values of options for which the loss takes unnormalized features.
-UNNORMALIZED = {"similarity": ("dot", "neg_euclidean"), "prior": ("normal", "hypercube")}
+UNNORMALIZED = {
+    "loss": ("lejepa", "visreg"),
+    "similarity": ("dot", "neg_euclidean"),
+    "prior": ("normal", "hypercube"),
+}
 
 
 def make_objective(
@@ -59,7 +75,7 @@ def make_objective(
     """Return the weighted sum of losses, or the other loss, of a config, global over the axis.
 
     Alignment and uniformity are always among the metrics, of unit features and with the config's
-    alpha and t, also if the loss does not contain them. Losses of two terms, alignment + lam *
+    alpha and t, also if the loss does not contain them. Losses of two terms, alignment and
     distribution, log these as `loss_alignment` and `loss_distribution`.
 
     Args:
@@ -67,14 +83,16 @@ def make_objective(
       scalars: Hyper-parameters that override the config's fields of these names; may be traced.
 
     Returns:
-      The objective. Losses that draw samples need its key, the same on all devices.
+      The objective. Losses that draw samples need its key, the same on all devices. The learned
+      temperature replaces the config's.
     """
     if config.function is not None:
         return _custom(config)
     config = with_loss_defaults(config)
-    value = vars(config) | dict(scalars or {})
+    values = vars(config) | dict(scalars or {})
 
-    def objective(view1, view2, labels, axis_name, key=None):
+    def objective(view1, view2, labels, axis_name, key=None, logit_scale=None):
+        value = _with_temperature(values, config, logit_scale)
         x = view1["output"]
         y = view2["output"]
         metrics = _align_uniform(x, y, value["align_alpha"], value["uniform_t"], axis_name)
@@ -86,12 +104,35 @@ def make_objective(
             metrics["supervised"] = _cross_entropy(view1, view2, labels, axis_name)
         if config.loss == "weighted":
             return _weighted(config, value, metrics), metrics
-        loss, terms = two_view_loss(value, view1, view2, axis_name, key)
+        loss, terms = two_view_loss(value, view1, view2, labels, axis_name, key)
         if config.supervised_weight:
             loss += value["supervised_weight"] * metrics["supervised"]
         return loss, metrics | terms
 
     return objective
+
+
+def initial_logit_scale(config: ObjectiveConfig) -> np.ndarray | None:
+    """Return the log of one over the temperature of a resolved config that learns it, or None."""
+    option = config.temperature_option
+    if not config.learn_tau or option is None:
+        return None
+    return np.asarray(_exponent(option) * math.log(getattr(config, option)), np.float32)
+
+
+def _with_temperature(
+    value: dict[str, Any], config: ObjectiveConfig, logit_scale: jax.Array | None
+) -> dict[str, Any]:
+    """Return the options of a loss with the learned temperature, if there is one."""
+    if logit_scale is None:
+        return value
+    option = str(config.temperature_option)
+    return value | {option: jnp.exp(_exponent(option) * logit_scale)}
+
+
+def _exponent(option: str) -> int:
+    """Return 1 for the inverse of a temperature, -1 for a temperature."""
+    return 1 if option == "loss_alpha" else -1
 
 
 def _align_uniform(x, y, alpha, t, axis_name) -> Metrics:
@@ -106,7 +147,7 @@ def _custom(config: ObjectiveConfig) -> Objective:
     """
     loss, count = _custom_loss(config, (2, 4))
 
-    def objective(view1, view2, labels, axis_name, key=None):
+    def objective(view1, view2, labels, axis_name, key=None, logit_scale=None):
         x = view1["output"]
         y = view2["output"]
         metrics = _align_uniform(x, y, config.align_alpha, config.uniform_t, axis_name)
@@ -162,7 +203,7 @@ def uses_labels(config: ObjectiveConfig) -> bool:
     """Return whether the loss takes the labels of the training images."""
     if config.function is not None:
         return _custom_loss(config, (2, 3, 4))[1] == 4
-    return config.supervised_weight > 0
+    return config.supervised_weight > 0 or config.loss == "supervised_contrastive"
 
 
 def make_queue_objective(
@@ -174,16 +215,17 @@ def make_queue_objective(
     uniformity between queries and queue, with the pairs of queries (Eq. 22) or without (Eq. 21).
 
     Returns:
-      `objective(query, key, queue, axis_name) -> (loss, metrics)`; features `[n, d]`, queue
-      `[k, d]`. The metrics contain the terms, the mean similarity of a query with its key and with
-      the queue, and the InfoNCE of uninformative features, log(k + 1).
+      `objective(query, key, queue, axis_name, logit_scale) -> (loss, metrics)`; features `[n, d]`,
+      queue `[k, d]`. The metrics contain the terms, the mean similarity of a query with its key and
+      with the queue, and the InfoNCE of uninformative features, log(k + 1).
     """
     custom = None
     if config.function is not None:
         custom, _ = _custom_loss(config, (3,))
-    value = vars(config) | dict(scalars or {})
+    values = vars(config) | dict(scalars or {})
 
-    def objective(query, key, queue, axis_name):
+    def objective(query, key, queue, axis_name, logit_scale=None):
+        value = _with_temperature(values, config, logit_scale)
         metrics = {
             "align": align_loss(query, key, value["align_alpha"], axis_name=axis_name),
             "uniform": uniform_queue_loss(
@@ -250,6 +292,7 @@ def two_view_loss(
     config: Mapping[str, Any],
     view1: Mapping[str, jax.Array],
     view2: Mapping[str, jax.Array],
+    labels: jax.Array,
     axis_name: str | None,
     key: jax.Array | None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -259,6 +302,7 @@ def two_view_loss(
       config: Fields of a resolved config; numbers may be traced.
       view1: Layers of the first view, each `[n, d]`.
       view2: Layers of the second view.
+      labels: Class ids `[n]`, -1 for an unlabelled image.
       axis_name: Mapped axis, or None on a single device.
       key: Random key of a loss that draws samples, the same on all devices.
 
@@ -272,6 +316,10 @@ def two_view_loss(
     options = _arguments(config) | {"axis_name": axis_name}
     if name in RANDOM:
         options["key"] = key
+    if name == "supervised_contrastive":
+        classes = jnp.tile(_one_class_per_unlabelled(labels, axis_name), 2)
+        loss = function(jnp.concatenate([z1, z2]), classes, **options)
+        return config["loss_factor"] * loss, {}
     if name in OF_ONE_VIEW:
         loss = (function(z=z1, **options) + function(z=z2, **options)) / 2
         return config["loss_factor"] * loss, {}
@@ -280,6 +328,12 @@ def two_view_loss(
     terms = function(z1=z1, z2=z2, with_terms=True, **options)
     logged = {"loss_alignment": terms.alignment, "loss_distribution": terms.distribution}
     return config["loss_factor"] * terms.loss, logged
+
+
+def _one_class_per_unlabelled(labels: jax.Array, axis_name: str | None) -> jax.Array:
+    """Give each unlabelled image a class of its own: the other view is its only positive."""
+    own_class = -1 - global_positions(len(labels), axis_name)
+    return jnp.where(labels < 0, own_class, labels)
 
 
 def _cross_entropy(view1, view2, labels, axis_name):

@@ -120,7 +120,7 @@ def make_optimizer(
         rules = [lars]
     else:
         excludes = config.exclude_norm_and_bias or config.optimizer == "adamw"
-        decayed = weight_mask if excludes else None
+        decayed = weight_mask if excludes else network_mask
         decay = optax.add_decayed_weights(weight_decay, decayed)
         rule = optax.scale_by_adam(*config.adam_betas, eps=config.adam_eps)
         if config.optimizer == "sgd":
@@ -150,6 +150,15 @@ def weight_mask(params: Any) -> Any:
     position embedding of a ViT are excluded as well.
     """
     return jax.tree_util.tree_map_with_path(_is_weight, params)
+
+
+def network_mask(params: Any) -> Any:
+    """Return a tree of booleans: False for the learned temperature."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: not _is_temperature(path), params)
+
+
+def _is_temperature(path: tuple) -> bool:
+    return any(getattr(key, "name", None) == "logit_scale" for key in path[:1])
 
 
 def _is_weight(path: tuple, array: jax.Array) -> bool:

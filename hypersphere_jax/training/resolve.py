@@ -26,8 +26,8 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         return text.resolve_text(config, dataset)
     if objectives.uses_labels(config) and not dataset.class_names:
         raise UserError(
-            f"the loss takes labels, and the images of {dataset.origin} have none: leave "
-            "supervised_weight= out, or take another loss"
+            f"the loss takes labels, and the images of {dataset.origin} have none: give labels, "
+            "or take a loss without supervised_weight= or loss=supervised_contrastive"
         )
     if config.supervised_weight and config.network is not None:
         raise UserError("supervised_weight= is for this package's networks: pass a loss=")

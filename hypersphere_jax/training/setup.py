@@ -14,6 +14,7 @@ from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.batches import is_resident
+from hypersphere_jax.training.objectives import initial_logit_scale
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.resolve import check_devices, labelled, resolve
 from hypersphere_jax.training.step import Momentum, TrainState, init_state
@@ -137,7 +138,7 @@ def initial_state(setup: RunSetup) -> tuple[Callable, TrainState, jax.Array]:
             text.check_vocabulary(config, setup.dataset)
         params, stats = run_dir.initial_encoder(config, params)
     optimizer = make_optimizer(config, make_schedule(config, setup.total_steps))
-    state = init_state(params, stats, optimizer)
+    state = init_state(params, stats, optimizer, initial_logit_scale(config))
     if config.queue_size:
         queue = queue_init(queue_key, config.queue_size, config.dim)
         state = state._replace(momentum=Momentum(params, stats, queue))

@@ -6,6 +6,7 @@ with `axis_name=None`, on a single device, with the same numbers.
 
 import dataclasses
 import functools
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import optax
 from hypersphere_jax import text
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
 from hypersphere_jax.configs import MocoConfig, PretrainConfig
-from hypersphere_jax.configs.objective import WEIGHTS
+from hypersphere_jax.configs.objective import MAX_LOGIT_SCALE, WEIGHTS
 from hypersphere_jax.losses._pairwise.collectives import global_size
 from hypersphere_jax.moco import (
     KeyQueue,
@@ -71,17 +72,30 @@ class TrainState(NamedTuple):
     stats: Any
     opt_state: Any
     momentum: Momentum | None = None  # None without a queue
+    logit_scale: jax.Array | None = None  # log of one over the temperature; None if it is fixed
 
 
-def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation) -> TrainState:
+class Trained(NamedTuple):
+    """Everything that the optimizer updates."""
+
+    params: Any
+    logit_scale: jax.Array | None
+
+
+def init_state(
+    params: Any,
+    stats: Any,
+    optimizer: optax.GradientTransformation,
+    logit_scale: np.ndarray | None = None,
+) -> TrainState:
     """Return the state before the first step."""
 
     @jax.jit  # otherwise zeros would be a program for every shape
-    def initialize(params):
-        return jnp.zeros((), jnp.int32), optimizer.init(params)
+    def initialize(trained):
+        return jnp.zeros((), jnp.int32), optimizer.init(trained)
 
-    step, opt_state = initialize(params)
-    return TrainState(step, params, stats, opt_state)
+    step, opt_state = initialize(Trained(params, logit_scale))
+    return TrainState(step, params, stats, opt_state, logit_scale=logit_scale)
 
 
 def structure(config: PretrainConfig) -> PretrainConfig:
@@ -250,13 +264,14 @@ def make_step(
             views = views.reshape(-1, *views.shape[2:])
             return apply(params, state.stats, views, True, axis_name)
 
-        def loss_of(params):
+        def loss_of(params, logit_scale):
             batch = (images[indices], positions)
             outputs, stats = encode_microbatches(encode, microbatches, params, batch)
             first = {name: layer[0::2] for name, layer in outputs.items()}
             second = {name: layer[1::2] for name, layer in outputs.items()}
             drawn = jax.random.fold_in(key, zlib.crc32(b"objective"))
-            loss, metrics = objective(first, second, labels[indices], axis_name, drawn)
+            options = (axis_name, drawn, logit_scale)
+            loss, metrics = objective(first, second, labels[indices], *options)
             return loss, (stats, metrics)
 
         return update_state(state, loss_of, optimizer, axis_name)
@@ -316,12 +331,13 @@ def make_moco_step(
         views = [one_view(augment, key, batch, positions, number) for number in query_views]
         keys, target_stats = make_keys(target, key_views, images, indices, positions, key)
 
-        def loss_of(params):
+        def loss_of(params, logit_scale):
             stats = state.stats
             terms = []
             for view, positives in zip(views, keys, strict=True):
                 outputs, stats = apply(params, stats, view, True, axis_name)
-                terms.append(objective(outputs["output"], positives, target.queue.keys, axis_name))
+                features = (outputs["output"], positives, target.queue.keys)
+                terms.append(objective(*features, axis_name, logit_scale))
             loss, metrics = jax.tree.map(lambda *values: sum(values) / len(values), *terms)
             return loss, (stats, metrics)
 
@@ -375,12 +391,21 @@ def _positions(indices, axis_name, microbatches=1):
 
 
 def update_state(state, loss_of, optimizer, axis_name):
-    """Return the state and metrics after a step of `loss_of(params) -> loss, (stats, metrics)`."""
-    (loss, (stats, metrics)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+    """Return the state and metrics after a step.
+
+    `loss_of(params, logit_scale) -> loss, (stats, metrics)` is the loss to descend.
+    """
+    trained = Trained(state.params, state.logit_scale)
+    value_and_grad = jax.value_and_grad(lambda trained: loss_of(*trained), has_aux=True)
+    (loss, (stats, metrics)), grads = value_and_grad(trained)
     if axis_name is not None:
         # The loss is global on every device, so the mean of the gradients is its gradient.
         grads, stats = jax.lax.pmean((grads, stats), axis_name)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = optimizer.update(grads, state.opt_state, trained)
     metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
-    params = optax.apply_updates(state.params, updates)
-    return TrainState(state.step + 1, params, stats, opt_state, state.momentum), metrics
+    params, logit_scale = optax.apply_updates(trained, updates)
+    if logit_scale is not None:
+        metrics["tau"] = jnp.exp(-state.logit_scale)
+        logit_scale = jnp.minimum(logit_scale, math.log(MAX_LOGIT_SCALE))
+    state = TrainState(state.step + 1, params, stats, opt_state, state.momentum, logit_scale)
+    return state, metrics

@@ -18,6 +18,7 @@ from hypersphere_jax import models
 from hypersphere_jax.configs import Diverged, PretrainConfig, require
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.batches import vmapped_batches
+from hypersphere_jax.training.objectives import initial_logit_scale
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
 from hypersphere_jax.training.setup import (
@@ -174,7 +175,10 @@ def _compiled(setup: RunSetup, n: int) -> Any:
     total = setup.total_steps
     apply, params, stats = models.abstract(config)
     optimizer = make_optimizer(config, make_schedule(config, total))
-    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
+    initialize = functools.partial(
+        init_state, optimizer=optimizer, logit_scale=initial_logit_scale(config)
+    )
+    state = jax.eval_shape(initialize, params, stats)
     key = jax.eval_shape(jax.random.key, 0)
     indices = jax.ShapeDtypeStruct((config.batch_size // len(devices),), np.int32)
     images = jax.ShapeDtypeStruct((len(source), *source.image_shape), np.uint8)

@@ -143,10 +143,18 @@ def test_one_pair_per_device_is_enough(name, rng):
     np.testing.assert_allclose(found, [case.oracle(*arrays, **case.numbers[0])] * DEVICES, 1e-5)
 
 
+RANDOM = {
+    "generalized": functools.partial(hj.generalized_contrastive_loss, prior="normal"),
+    "lejepa": functools.partial(hj.lejepa_loss, num_slices=6),
+    "visreg": functools.partial(hj.visreg_loss, num_slices=6),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
 @pytest.mark.parametrize("form", ["pmap", pytest.param("shard_map", marks=pytest.mark.slow)])
-def test_devices_draw_the_same_samples_and_directions(form, rng):
+def test_devices_draw_the_same_samples_and_directions(name, form, rng):
     def loss(z1, z2, **options):
-        return hj.generalized_contrastive_loss(KEY, z1, z2, "normal", **options)
+        return RANDOM[name](KEY, z1, z2, **options)
 
     assert_devices_change_nothing(form, loss, inputs(rng, "nn"), [], {})
 

@@ -30,6 +30,8 @@ KEY = jax.random.key(0)
 RANDOM = {
     "prior_matching": lambda z: hj.prior_matching_loss(KEY, z, "normal"),
     "generalized_contrastive": lambda z: hj.generalized_contrastive_loss(KEY, z, z[::-1]),
+    "lejepa": lambda z: hj.lejepa_loss(KEY, z, z[::-1]),
+    "visreg": lambda z: hj.visreg_loss(KEY, z, z[::-1]),
 }
 
 

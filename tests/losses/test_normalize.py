@@ -47,6 +47,7 @@ def test_norms_of_any_size():
 NORMALIZING = {
     "l2_normalize": lambda z1, z2: jnp.sum(l2_normalize(z1) * z2),
     "nt_xent": hj.nt_xent_loss,
+    "prior_matching": lambda z1, z2: hj.prior_matching_loss(jax.random.key(0), z1),
     "generalized": lambda z1, z2: hj.generalized_contrastive_loss(jax.random.key(0), z1, z2),
 }
 
@@ -57,7 +58,10 @@ NORMALIZING = {
         ("l2_normalize", "float32"),
         ("nt_xent", "float32"),
         ("generalized", "float32"),
+        ("prior_matching", "float32"),
         pytest.param("l2_normalize", "float16", marks=needs_float16),
+        pytest.param("nt_xent", "float16", marks=needs_float16),
+        pytest.param("prior_matching", "float16", marks=needs_float16),
     ],
 )
 def test_short_vectors_have_gradient_zero(name, dtype, rng):

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import numpy as np
+import oracles
 import pytest
 import tiny_runs
 from steps_by_hand import assert_close
@@ -13,6 +14,7 @@ import hypersphere_jax as hj
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.training import objectives
+from hypersphere_jax.training import train as training
 from hypersphere_jax.training.objectives import make_objective
 from hypersphere_jax.training.resolve import resolve
 from hypersphere_jax.training.step import scalars_of, structure
@@ -33,7 +35,10 @@ CASES = {
     "logsumexp": {"tau": 0.2},
     "prior_matching": {},
     "prior_matching raw normal": {"prior": "normal"},
+    "lejepa raw": {"lam": 0.1},
+    "visreg raw": {},
 }
+RANDOM = ("generalized_contrastive", "prior_matching", "lejepa", "visreg")
 OPTIONS = {"tau": "loss_tau", "alpha": "loss_alpha", "lam": "loss_lam", "scaling": "align_scaling"}
 BASE = {"loss_factor": 2.0, "supervised_weight": 0.3, "align_alpha": 1.0, "uniform_t": 3.0}
 LABELS = np.arange(6) % 3
@@ -62,7 +67,7 @@ def layers_of(case):
 def loss_of(case):
     """Return the value of a case's loss function."""
     name = case.split()[0]
-    key = [KEY] if name in ("generalized_contrastive", "prior_matching") else []
+    key = [KEY] if name in RANDOM else []
     loss = functools.partial(getattr(hj, f"{name}_loss"), *key, **CASES[case])
     if name in ("logsumexp", "prior_matching"):  # losses of one view
         return sum(map(loss, layers_of(case))) / 2
@@ -95,7 +100,9 @@ def test_objective_is_the_named_loss_of_both_views(evaluated):
         lam = objectives.with_loss_defaults(config_of(case)).loss_lam
         assert ("loss_alignment" in metrics) == (lam is not None), case
         if lam is not None:
-            close(metrics["loss_alignment"] + lam * metrics["loss_distribution"], losses[case])
+            share = 1 - lam if "jepa" in case or "visreg" in case else 1
+            terms = share * metrics["loss_alignment"] + lam * metrics["loss_distribution"]
+            close(terms, losses[case])
     term = hj.generalized_nt_xent_loss(x, y, lam=1.0) - losses["generalized_nt_xent"]
     close(evaluated["generalized_nt_xent"][1]["loss_distribution"], term)  # also at lam = 0
 
@@ -112,6 +119,40 @@ def test_objective_on_two_devices_equals_one(evaluated):
     mapped = jax.pmap(part, axis_name="data", devices=jax.devices()[:2])(*halves)
     expected = {case: jax.tree.map(lambda x: np.stack([x, x]), evaluated[case]) for case in cases}
     assert_close(mapped, expected)
+
+
+def test_supervised_contrastive_loss_of_both_views():
+    """An image without a label has its other view as the only positive."""
+    labels = np.array([0, 1, -1, 1, 2, -1])
+    config = C.ObjectiveConfig(loss="supervised_contrastive", loss_factor=2.0)
+    objective = make_objective(config)
+    found, _ = jax.jit(lambda: objective(*VIEWS, labels, None, KEY))()
+    classes = np.tile([0, 1, 7, 1, 2, 8], 2)
+    views = np.concatenate(layers_of(""))
+    expected = 2 * oracles.supervised_contrastive_oracle(views, classes)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    if jax.device_count() > 1:
+        halves = jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), (*VIEWS, labels))
+        loss = jax.pmap(lambda *views: objective(*views, "data", KEY)[0], "data")
+        np.testing.assert_allclose(loss(*halves), [expected] * 2, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "supervised_contrastive", "loss_tau": 0.5, "learn_tau": True},
+        {"loss": "lejepa"},
+        {"loss": "visreg", "loss_lam": 0.5},
+    ],
+    ids=str,
+)
+def test_run_of_digits_learns(options, tmp_path):
+    """The random initialization scores below 65% at the output."""
+    encoder = hj.load(training.train(tiny_runs.images(tmp_path, **options)))
+    dataset = data.load(C.PretrainConfig())
+    splits = [(encoder(split.images), split.labels) for split in (dataset.train, dataset.test)]
+    assert hj.knn_probe(*splits[0], *splits[1])["top1"] > 75
 
 
 def test_vmapped_objectives_have_their_own_scalars(evaluated):
@@ -152,6 +193,8 @@ def test_defaults_of_a_loss_are_recorded():
         ("balanced_contrastive", {"loss_alpha": 4, "loss_lam": 2}),
         ("generalized_nt_xent", {"loss_alpha": 2, "loss_lam": 2}),
         ("logsumexp", {"loss_tau": 0.5}),
+        ("lejepa", {"loss_lam": 0.02}),
+        ("supervised_contrastive", {"loss_tau": 0.1}),
         ("weighted", {}),
     ):
         config = C.PretrainConfig(loss=loss)

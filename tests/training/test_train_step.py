@@ -31,9 +31,9 @@ def network(params, stats, x, train, axis_name=None):
     return {"output": output, "logits": z @ params["c"]}, updated if train else stats
 
 
-def objective(view1, view2, labels, axis_name, key):
+def objective(view1, view2, labels, axis_name, key, logit_scale):
     """The objective of the config, and a number drawn from its key."""
-    loss, metrics = make_objective(CONFIG)(view1, view2, labels, axis_name, key)
+    loss, metrics = make_objective(CONFIG)(view1, view2, labels, axis_name, key, logit_scale)
     return loss, metrics | {"drawn": jax.random.uniform(key)}
 
 

@@ -68,6 +68,14 @@ def global_size(n: int, axis_name: AxisName) -> Any:
     return n * lax.axis_size(axis_name)
 
 
+def global_positions(n: int, axis_name: AxisName) -> jax.Array:
+    """Return the positions `[n]` of this device's points among the points of all devices."""
+    positions = jnp.arange(n)
+    if axis_name is None:
+        return positions
+    return lax.axis_index(axis_name) * n + positions
+
+
 def reduce_over_devices(
     pair_sums: Callable,
     local: Any,
