@@ -86,7 +86,7 @@ def _describe_images(config: InspectConfig, sample: int) -> dict[str, dict[str, 
     """Return the statistics of each split."""
     from hypersphere_jax.data.describe import describe
 
-    dataset = data.load(config, say)
+    dataset = data.load(config)
     splits = {"train": dataset.train, "test": dataset.test}
     if dataset.pretrain is not dataset.train:
         splits["pretrain"] = dataset.pretrain
