@@ -1,6 +1,5 @@
 """Evaluation results in the folders of runs."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,27 +8,15 @@ from hypersphere_jax.reporting.page import Section, Table
 from hypersphere_jax.reporting.tables import with_error
 from hypersphere_jax.utils.files import read_kept
 
-logger = logging.getLogger("hypersphere_jax")
-
 SCORES = ("top1", "align", "uniform")  # compared between runs
-NUMBERS = ("n", *SCORES, "align_standard_error", "uniform_standard_error")
 HEADERS = {"top1": "top-1 (%)", "top1_interval": "95% interval", "top5": "top-5 (%)"}
 NOT_SHOWN = {"run", "protocol", "num_classes", "gradient_norm", "chosen_at_edge"}
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the results of a run by the stem of their file; damaged files are left out."""
-    results = {}
-    for file in sorted((folder / "eval").glob("*.json")):
-        result = read_kept(file)
-        if result is None:
-            continue
-        damaged = [key for key in NUMBERS if not isinstance(result.get(key), int | float | None)]
-        if damaged:
-            logger.warning("%s: %s is damaged; this result is left out", file, ", ".join(damaged))
-        else:
-            results[file.stem] = result
-    return results
+    results = {file.stem: read_kept(file) for file in sorted((folder / "eval").glob("*.json"))}
+    return {stem: result for stem, result in results.items() if result is not None}
 
 
 def run_names(folders: Sequence[Path]) -> dict[str, Path]:
@@ -47,15 +34,13 @@ def evaluation_section(folders: Sequence[Path]) -> Section:
         for stem, result in read_results(folder).items():
             row = {"run": name, "result": stem} | _shown(result)
             by_protocol.setdefault(str(result.get("protocol", stem)), []).append(row)
-    tables = [_table(protocol, rows) for protocol, rows in by_protocol.items()]
+    tables = []
+    for protocol, rows in by_protocol.items():
+        keys = dict.fromkeys(key for row in rows for key in row)
+        columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
+        tables.append(Table(columns, [[row.get(key) for key in keys] for row in rows], protocol))
     text = "± is the standard error." if tables else "No results yet; run probe or metrics."
     return Section("Evaluation", [text], tables)
-
-
-def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    keys = dict.fromkeys(key for row in rows for key in row)
-    columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
-    return Table(columns, [[row.get(key) for key in keys] for row in rows], title)
 
 
 def _shown(result: Mapping[str, Any]) -> dict[str, Any]:

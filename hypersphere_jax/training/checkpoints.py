@@ -31,6 +31,7 @@ logger = logging.getLogger("hypersphere_jax")
 
 Tree = dict[str, Any]
 STEP: Tree = {"step": np.zeros((), np.int32)}  # part of every checkpoint
+MAX_SHOWN = 5  # arrays in a message
 TABLE_CHECKSUM = "crc32"  # key in the table of arrays
 # OSErrors that do not depend on the file: too many open files, no memory.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -229,21 +230,17 @@ def _read_table(path: Path) -> dict[str, dict]:
 def _require_same_structure(path: Path, saved: dict[str, dict], like: dict[str, Any]) -> None:
     expected = {key: f"{np.dtype(x.dtype)} {list(x.shape)}" for key, x in like.items()}
     actual = {key: f"{item['dtype']} {item['shape']}" for key, item in saved.items()}
-    both = sorted(expected.keys() & actual.keys())
-    entries = {
-        "missing": sorted(expected.keys() - actual.keys()),
-        "unexpected": sorted(actual.keys() - expected.keys()),
-        "other": [
-            f"{key} (saved {actual[key]}, expected {expected[key]})"
-            for key in both
-            if actual[key] != expected[key]
-        ],
-    }
-    problems = [f"{name}: {', '.join(keys)}" for name, keys in entries.items() if keys]
-    require(
-        not problems,
-        f"checkpoint {path} does not fit this model or optimizer; {'; '.join(problems)}",
-    )
+    keys = sorted(expected.keys() | actual.keys())
+    differing = [key for key in keys if expected.get(key) != actual.get(key)]
+    if differing:
+        shown = [
+            f"{key} (saved: {actual.get(key, 'none')}, expected: {expected.get(key, 'none')})"
+            for key in differing[:MAX_SHOWN]
+        ]
+        raise UserError(
+            f"checkpoint {path} does not fit this model or optimizer; {len(differing)} arrays "
+            f"differ: {', '.join(shown)}"
+        )
 
 
 def _handler() -> "ocp.CompositeCheckpointHandler":
