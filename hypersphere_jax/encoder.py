@@ -132,19 +132,11 @@ def _load_saved(file: Path, custom: dict[str, Any]) -> "Encoder":
     config = _with_custom(from_dict(PretrainConfig, record["config"]), custom)
     apply, params, stats = models.abstract(config)
     expected = named_leaves({"params": params, "stats": stats})
-    missing = sorted(expected.keys() - saved.keys())
-    unexpected = sorted(saved.keys() - expected.keys())
-    require(
-        not missing and not unexpected,
-        f"{file} is of another network: missing {shortened(missing)}, unexpected "
-        f"{shortened(unexpected)}",
-    )
-    for name, leaf in expected.items():
-        array = saved[name]
-        require(
-            array.shape == leaf.shape and array.dtype == leaf.dtype,
-            f"{file}: {name} is {array.dtype} {array.shape}, not {leaf.dtype} {leaf.shape}",
-        )
+    types = {name: (np.dtype(leaf.dtype), leaf.shape) for name, leaf in expected.items()}
+    found = {name: (array.dtype, array.shape) for name, array in saved.items()}
+    names = sorted(types.keys() | found.keys())
+    others = [name for name in names if types.get(name) != found.get(name)]
+    require(not others, f"{file} is of another network, which differs in {shortened(others)}")
     structure = jax.tree.structure({"params": params, "stats": stats})
     tree = jax.tree.unflatten(structure, [saved[name] for name in expected])
     origin = record.get("origin")
@@ -154,9 +146,9 @@ def _load_saved(file: Path, custom: dict[str, Any]) -> "Encoder":
 def _with_custom(config: PretrainConfig, custom: dict[str, Any]) -> PretrainConfig:
     """Return the recorded config of an encoder with the custom parts that it names."""
     config = config.replace(**custom)
-    name = config.preprocess
-    is_missing = isinstance(name, str)
-    require(not is_missing, f"the images were prepared by {name}; pass preprocess={name}")
+    name = config.preprocess  # a string, if the preprocessing itself is missing
+    message = f"the images were prepared by {name}; pass preprocess={name}"
+    require(not isinstance(name, str), message)
     return config
 
 

@@ -30,6 +30,7 @@ LABELLED_EVALUATORS = ("knn", "knn_weighted", "linear", "classifier")
 # less than this share of its maximum, or than `COLLAPSED_RANK` directions.
 COLLAPSED_SHARE = 1 / 32
 COLLAPSED_RANK = 1.5
+LARGEST_T = 1e6  # largest scale that `uniformity_optimum` takes
 
 _align = jax.jit(align_loss)
 _uniform = jax.jit(uniform_loss)
@@ -130,7 +131,7 @@ def evaluation_callback(
 def _warn_if_collapsed(values: dict[str, float], n: int, d: int, t: float) -> None:
     """Log a warning if uniformity or RankMe says that features `[n, d]` have collapsed."""
     signs = []
-    highest = COLLAPSED_SHARE * uniformity_optimum(d, t)
+    highest = COLLAPSED_SHARE * uniformity_optimum(d, min(t, LARGEST_T))
     if values.get("uniform", -math.inf) > highest:
         signs.append(f"uniformity {values['uniform']:.3g} is above {highest:.3g}")
     lowest = max(COLLAPSED_RANK, COLLAPSED_SHARE * min(n, d))
