@@ -4,7 +4,6 @@ Boxes have the same distribution and resampling is the same as on the device, ro
 `make_augment(..., cropped=True)` applies the rest of the recipe.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax.augment import operations
-from hypersphere_jax.augment.operations import RATIO, SCALE, center, largest_box, resized_shape
+from hypersphere_jax.augment.operations import RATIO, SCALE, center, resized_shape
 from hypersphere_jax.augment.recipes import RANDOM_CROPS, RECIPES, Recipe, Steps, find
 
 Range = tuple[float, float]
@@ -70,8 +69,9 @@ def _check_movable(steps: Steps, crop: str) -> None:
 def random_crop(
     rng: np.random.Generator, image: np.ndarray, *, size: int, scale: Range, ratio: Range
 ) -> np.ndarray:
-    """Resize a random box (see `draw_box`) of uint8 [h, w, c] to [size, size, c]."""
-    top, left, height, width = draw_box(rng, *image.shape[:2], scale, ratio)
+    """Apply `operations.random_resized_crop` to uint8 [h, w, c]."""
+    numbers = rng.random(22, np.float32)
+    top, left, height, width = operations.crop_box(numbers, *image.shape[:2], scale, ratio, np)
     # The box is cut out first, since Pillow's `resize(box=...)` also weighs pixels around it.
     return _resize(image[top : top + height, left : left + width], size, size)
 
@@ -105,23 +105,6 @@ def middle_crop_for_training(
 ) -> np.ndarray:
     """Apply `middle_crop`, without any randomness."""
     return middle_crop(image, size=size, factor=factor)
-
-
-def draw_box(
-    rng: np.random.Generator, height: int, width: int, scale: Range, ratio: Range
-) -> tuple[int, int, int, int]:
-    """Draw top, left, height and width of a random box with the distribution of `crop_box`."""
-    for _ in range(10):
-        area = height * width * rng.uniform(*scale)
-        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
-        box_height = round(math.sqrt(area / aspect))
-        box_width = round(math.sqrt(area * aspect))
-        if 1 <= box_height <= height and 1 <= box_width <= width:
-            top = int(rng.integers(height - box_height + 1))
-            left = int(rng.integers(width - box_width + 1))
-            return top, left, box_height, box_width
-    box_height, box_width = largest_box(height, width, ratio)
-    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
 def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -65,11 +65,6 @@ def center(height: int, width: int, size: int) -> tuple[int, int]:
     return round((height - size) / 2), round((width - size) / 2)
 
 
-def largest_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
-    """Return height and width of the largest box in an image with width / height in the range."""
-    return min(height, round(width / ratio[0])), min(width, round(height * ratio[1]))
-
-
 def _linear_weights(start, length, in_size, out_size):
     """Return weights [out_size, in_size] of Pillow's bilinear filter for pixels from `start` on.
 
@@ -109,32 +104,32 @@ def crop_resize(image, box, out_height, out_width):
     return weigh(image, rows, columns)
 
 
-def crop_box(key, height, width, scale, ratio):
+def crop_box(numbers, height, width, scale, ratio, xp=jnp):
     """Draw the box of a random resized crop: the first of ten that fits, else a centered one.
 
     The area is uniform in `scale` (fractions of the image), width / height log-uniform in `ratio`.
-    Returns (top, left, height, width) in pixels, int32 scalars.
+    `numbers` are uniform in [0, 1), `[22]`; `xp` is NumPy on the host. Returns (top, left, height,
+    width) in pixels, int32 scalars.
     """
-    numbers = units(key, 22)
     area = height * width * between(numbers[:10], *scale)
-    aspect = jnp.exp(between(numbers[10:20], math.log(ratio[0]), math.log(ratio[1])))
-    heights = jnp.round(jnp.sqrt(area / aspect)).astype(jnp.int32)
-    widths = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
+    aspect = xp.exp(between(numbers[10:20], math.log(ratio[0]), math.log(ratio[1])))
+    heights = xp.round(xp.sqrt(area / aspect)).astype(np.int32)
+    widths = xp.round(xp.sqrt(area * aspect)).astype(np.int32)
     fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
-    any_fits = jnp.any(fits)
-    first = jnp.argmax(fits)
+    any_fits = xp.any(fits)
+    first = xp.argmax(fits)
 
-    fallback_height, fallback_width = largest_box(height, width, ratio)
-    box_height = jnp.where(any_fits, heights[first], fallback_height)
-    box_width = jnp.where(any_fits, widths[first], fallback_width)
-    room = jnp.stack([height - box_height, width - box_width])
-    top, left = jnp.where(any_fits, (numbers[20:] * (room + 1)).astype(jnp.int32), room // 2)
+    # The largest box of an allowed shape.
+    box_height = xp.where(any_fits, heights[first], min(height, round(width / ratio[0])))
+    box_width = xp.where(any_fits, widths[first], min(width, round(height * ratio[1])))
+    room = xp.stack([height - box_height, width - box_width])
+    top, left = xp.where(any_fits, (numbers[20:] * (room + 1)).astype(np.int32), room // 2)
     return top, left, box_height, box_width
 
 
 def random_resized_crop(key, image, *, size, scale=SCALE, ratio=RATIO):
     """Crop a random box (see `crop_box`) and resize it to [size, size, c]."""
-    box = crop_box(key, *image.shape[:2], scale, ratio)
+    box = crop_box(units(key, 22), *image.shape[:2], scale, ratio)
     return crop_resize(image, box, size, size)
 
 

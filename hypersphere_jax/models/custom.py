@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import Custom, described
@@ -227,31 +228,24 @@ def _equinox(module: Any) -> Functions:
 
 
 def _pair(init: Callable, apply: Callable) -> Functions:
-    """Return the functions of `init([key, x])` and one of three forms of `apply`.
+    """Return the functions of `init(key, x)` and `apply(params, x)`.
 
-    They are `apply(params, x)`, `apply(params, key, x)` and `apply(params, stats, x, train)`.
+    With statistics, `apply` is `apply(params, stats, x, train)`, and may take `axis_name`.
     """
-    init_count = len(_required_arguments(init))
-    apply_count = len(_required_arguments(apply))
-    require(
-        apply_count in (2, 3, 4) and init_count in (1, 2),
-        f"network=: init takes {init_count} arguments and apply {apply_count}: they must be "
-        "init(key, x) and apply(params, x), apply(params, key, x) or "
-        "apply(params, stats, x, train)",
-    )
-    has_stats = apply_count == 4
-    takes_key = apply_count == 3
+    form = "init(key, x) and apply(params, x) or apply(params, stats, x, train)"
+    count = len(_required_arguments(apply))
+    is_known = count in (2, 4) and len(_required_arguments(init)) == 2
+    require(is_known, f"network=: the functions must be {form}")
+    has_stats = count == 4
     takes_axis = "axis_name" in inspect.signature(apply).parameters
 
     def init_both(key, x):
-        initial = init(key) if init_count == 1 else init(key, x)
+        initial = init(key, x)
         if has_stats:
             return _checked_pair(initial, "init", "params, stats")
         return initial, {}
 
     def apply_both(params, stats, x, train, key, axis_name):
-        if takes_key:
-            return apply(params, key, x), stats
         if not has_stats:
             return apply(params, x), stats
         options = {}
@@ -259,7 +253,7 @@ def _pair(init: Callable, apply: Callable) -> Functions:
             options["axis_name"] = axis_name
         return _checked_pair(apply(params, stats, x, train, **options), "apply", "outputs, stats")
 
-    return Functions(init_both, apply_both, takes_key)
+    return Functions(init_both, apply_both, False)
 
 
 def _checked_pair(value: Any, name: str, form: str) -> Any:
@@ -297,7 +291,7 @@ class DictForm:
         leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
         self.structure: Any = jax.tree.structure(tree)
         self.name = name
-        self.paths = []
+        self.paths: list[tuple[str, ...]] = []
         for path, leaf in leaves:
             require(
                 jnp.issubdtype(leaf.dtype, jnp.floating),
@@ -305,26 +299,15 @@ class DictForm:
             )
             keys = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
             # A leaf at the top has an empty path.
-            self.paths.append([key or "value" for key in keys])
+            self.paths.append(tuple(key or "value" for key in keys))
 
     def to_dict(self, tree: Any) -> Tree:
         """Return a tree as nested dicts."""
         same = jax.tree.structure(tree) == self.structure
         require(same, f"{self.name} must have the same structure after training")
-        nested: Tree = {}
-        for path, leaf in zip(self.paths, jax.tree.leaves(tree), strict=True):
-            inner = nested
-            for key in path[:-1]:
-                inner = inner.setdefault(key, {})
-            inner[path[-1]] = leaf
-        return nested
+        return unflatten_dict(dict(zip(self.paths, jax.tree.leaves(tree), strict=True)))
 
     def from_dict(self, nested: Tree) -> Any:
         """Return the tree of nested dicts."""
-        leaves = []
-        for path in self.paths:
-            inner: Any = nested
-            for key in path:
-                inner = inner[key]
-            leaves.append(inner)
-        return jax.tree.unflatten(self.structure, leaves)
+        leaves = flatten_dict(nested)
+        return jax.tree.unflatten(self.structure, [leaves[path] for path in self.paths])

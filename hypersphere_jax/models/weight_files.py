@@ -6,7 +6,6 @@
 
 import json
 import re
-import shlex
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -103,7 +102,7 @@ def _read_torch(file: Path) -> StateDict:
     except ImportError as error:
         raise UserError(
             f"{file}: reading PyTorch files needs PyTorch; run `pip install torch`, or convert the "
-            f"file where PyTorch is installed: `{_conversion_command(file)}`"
+            "file where PyTorch is installed by the command in docs/torch.md"
         ) from error
     try:
         _verify_checksums(file)
@@ -164,19 +163,6 @@ def _torch_problem(error: Exception) -> str:
         )
     cause = re.split(r"\n|\. ", str(error))[0][:200]
     return f"is damaged or has no state dict ({type(error).__name__}: {cause}); download it again"
-
-
-def _conversion_command(file: Path) -> str:
-    """Return the shell command that converts a PyTorch file to safetensors."""
-    target = file.with_name(file.name.partition(".")[0] + ".safetensors")
-    code = (
-        "import sys, torch; from safetensors.torch import save_file; "
-        "state = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
-        "state = state.get('state_dict', state); "
-        "save_file({name: value.contiguous().clone() for name, value in state.items() "
-        "if torch.is_tensor(value)}, sys.argv[2])"
-    )
-    return f'python -c "{code}" {shlex.quote(str(file))} {shlex.quote(str(target))}'
 
 
 def _check_config_json(file: Path) -> None:

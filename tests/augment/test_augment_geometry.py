@@ -20,7 +20,7 @@ from augment_cases import (
 from PIL import Image
 
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment, make_evaluate, operations
-from hypersphere_jax.augment.host import draw_box, host_crops
+from hypersphere_jax.augment.host import host_crops
 
 RATIO = (3 / 4, 4 / 3)
 
@@ -60,8 +60,10 @@ def draw_boxes(where, n, *law):
     """Boxes (top, left, height, width), `[4, n]`."""
     if where == "host":
         rng = np.random.default_rng(0)
-        return np.array([draw_box(rng, *law) for _ in range(n)]).T
-    return np.array(jax.jit(jax.vmap(lambda key: operations.crop_box(key, *law)))(keys(n)))
+        draws = [operations.crop_box(rng.random(22), *law, np) for _ in range(n)]
+        return np.array(draws).T
+    numbers = jax.random.uniform(jax.random.key(0), (n, 22))
+    return np.array(jax.jit(jax.vmap(lambda unit: operations.crop_box(unit, *law)))(numbers))
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
@@ -195,7 +197,8 @@ def test_host_crop_resizes_its_box_like_the_device(size, channels):
     crop, _ = host_crops("stl10", size)
     resize = jax.jit(partial(operations.crop_resize, out_height=size, out_width=size))
     for seed in range(3):
-        box = draw_box(np.random.default_rng(seed), 40, 56, (0.08, 1), RATIO)
+        numbers = np.random.default_rng(seed).random(22, np.float32)
+        box = operations.crop_box(numbers, 40, 56, (0.08, 1), RATIO, np)
         found = crop(np.random.default_rng(seed), image)
         assert found.dtype == np.uint8 and found.shape == (size, size, channels)
         # Pillow rounds to 8 bits after each of its two passes.

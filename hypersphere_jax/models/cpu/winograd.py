@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from hypersphere_jax.models.cpu.image_blocks import map_blocks, split_blocks
 from hypersphere_jax.models.cpu.patches import Padding
 
 STRIDE = 4  # pixels between tiles
 TILE = 6  # pixels of a tile's side
 MIN_CHANNELS = 32  # with 16 channels, transforms take as long as the products that they save
+BLOCK_BYTES = 10_000_000  # of tiles; blocks of images that fit the cache are computed at a time
 MIN_TILES = 128  # in a batch; with fewer, transforming the kernel costs more than is saved
 
 
@@ -89,7 +89,7 @@ def _convolve(x: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
         products = _by_position(tiles) @ weights
         return _images(products.reshape(*tiles.shape[:-1], -1))[:, :height, :width]
 
-    return map_blocks(convolve, _bytes_per_image(grid, *kernel.shape[2:]), x)
+    return _map_blocks(convolve, _bytes_per_image(grid, *kernel.shape[2:]), x)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -105,7 +105,7 @@ def _kernel_gradient(x: jax.Array, gradient: jax.Array, padding: Padding) -> jax
         return total + products, None
 
     total = jnp.zeros((TILE**2, *channels), jnp.float32)
-    blocks = split_blocks(_bytes_per_image(grid, *channels), x, gradient)
+    blocks = _split_blocks(_bytes_per_image(grid, *channels), x, gradient)
     total, _ = jax.lax.scan(add, total, blocks)
     kernel = _transform_both_axes(_KERNEL.T, total.reshape(TILE**2, -1))
     return kernel.reshape(3, 3, *channels)
@@ -179,3 +179,33 @@ def _unfused(function: Callable, x: Any) -> jax.Array:
     """
     with set_xla_metadata(inlineable="false"):
         return jax.jit(function)(x)
+
+
+def _map_blocks(function: Callable, bytes_per_image: int, x: jax.Array) -> jax.Array:
+    """Return `function(x)` for images `[n, ...]`, computed block by block.
+
+    Args:
+      function: maps images `[m, ...]` to an array `[m, ...]`, each image on its own.
+      bytes_per_image: size of the intermediate values for one image.
+      x: images.
+    """
+    (blocks,) = _split_blocks(bytes_per_image, x)
+    if len(blocks) == 1:
+        return function(x)
+    y = jax.lax.map(function, blocks)
+    return y.reshape(-1, *y.shape[2:])[: len(x)]
+
+
+def _split_blocks(bytes_per_image: int, *arrays: jax.Array) -> list[jax.Array]:
+    """Return arrays `[n, ...]` as `[blocks, images, ...]`, padded with zeros if necessary."""
+    n = len(arrays[0])
+    images = max(1, BLOCK_BYTES // max(1, bytes_per_image))
+    least = max(1, -(-n // images))
+    # A number of blocks that divides n needs no padding.
+    count = next((c for c in range(least, 2 * least) if n % c == 0), least)
+    missing = -n % count
+    blocks = []
+    for array in arrays:
+        padded = jnp.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1)))
+        blocks.append(padded.reshape(count, -1, *array.shape[1:]))
+    return blocks
