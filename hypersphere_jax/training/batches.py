@@ -86,15 +86,10 @@ def call_batches(
     def batch(call):
         steps = [sampler(step)[rows] for step in call]
         steps += [steps[-1]] * (at_once - len(steps))
-        return images, labels, _stacked_rows(steps, devices), _count(len(call), tuple(devices))
+        count = np.full(len(distributed.local(devices)), len(call), np.int32)
+        return images, labels, _stacked_rows(steps, devices), distributed.split(count, devices)
 
     return (batch(call) for call in calls)
-
-
-@functools.lru_cache(maxsize=8)  # most calls have the same number of steps
-def _count(steps: int, devices: tuple[jax.Device, ...]) -> jax.Array:
-    parts = len(distributed.local(devices))
-    return distributed.split(np.full(parts, steps, np.int32), devices)
 
 
 def vmapped_batches(
@@ -135,22 +130,23 @@ def eval_batches(
       devices: Devices whose memory decides whether decoded images are kept.
       prepare: See `pipeline.stream`, for images that differ in size.
     """
-    n = len(source)
-    order, steps = functools.partial(_consecutive, n, size), range(-(-n // size))
     if config.reads_text:
         yield from text.sentence_eval_batches(source, size)
         return
+    n = len(source)
     bad = BadImages(source, config.bad_images)
     has_one_size = source.image_shape is not None
     if not (has_one_size and is_resident(source, config.pipeline, devices)):
+        order = functools.partial(_consecutive, n, size)
+        steps = range(-(-n // size))
         options = {"prepare": prepare, "replace": False, "workers": config.workers}
         yield from stream(source, order, steps, bad, **options)
         return
     arrays = _decoded(config, source, bad)
     indices = np.arange(n, dtype=np.int32)
     indices[list(bad.reasons)] = -1
-    for rows in map(order, steps):
-        rows = slice(rows[0], rows[-1] + 1)
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
         yield Batch(arrays.images[rows], arrays.labels[rows], indices[rows])
 
 

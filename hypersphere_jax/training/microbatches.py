@@ -12,9 +12,9 @@ def encode_microbatches(
 ) -> tuple[dict[str, jax.Array], Any]:
     """Encode a batch in microbatches, whose activations are in memory one after another.
 
-    Only the outputs are kept. The gradient of a loss of all outputs is exact: its derivative with
-    respect to the outputs comes first, then each microbatch is encoded a second time, and its part
-    of the derivative goes back to the parameters.
+    The forward pass keeps only the outputs. The backward pass encodes each microbatch a second time
+    and propagates the derivative of the loss with respect to its outputs to the parameters. The
+    gradient of any loss of the outputs is therefore exact.
 
     Args:
       encode: `(params, *microbatch) -> (outputs, stats)`.

@@ -18,7 +18,7 @@ import optax
 
 from hypersphere_jax import text
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
-from hypersphere_jax.configs import MocoConfig, PretrainConfig
+from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.configs.objective import MAX_LOGIT_SCALE, WEIGHTS
 from hypersphere_jax.losses._pairwise.collectives import global_size
 from hypersphere_jax.moco import (
@@ -202,6 +202,7 @@ def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scal
         objective = make_objective(config, scalars)
         options = {"axis_name": axis_name, "microbatches": config.microbatches}
         return make_step(apply, objective, optimizer, augment, **options)
+    final_decay = 1.0 if config.ema_schedule == "cosine" else config.ema_decay
     separate = None
     if config.batch_norm == "split":
         separate = functools.partial(shuffle, groups=config.bn_groups, axis_name=axis_name)
@@ -215,16 +216,10 @@ def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scal
         axis_name=axis_name,
         separate=separate,
         resident=resident,
-        decay=ema_decay(config, total),
+        decay=momentum_schedule(config.ema_decay, final_decay, total),
         own_stats=config.ema_stats == "own",
         symmetric=config.moco_symmetric,
     )
-
-
-def ema_decay(config: MocoConfig, total: int) -> Callable[[Any], Any]:
-    """Return the momentum encoder's decay as a function of the number of steps done."""
-    final = 1.0 if config.ema_schedule == "cosine" else config.ema_decay
-    return momentum_schedule(config.ema_decay, final, total)
 
 
 def make_step(
@@ -346,7 +341,7 @@ def make_moco_step(
         if not own_stats:
             target_stats = ema_update(target.stats, state.stats, m)
         queue = target.queue
-        for pushed in reversed(keys):  # those of the first view, then those of the second
+        for pushed in reversed(keys):  # keys of the first view, then of the second
             queue = queue_push(queue, pushed, axis_name=axis_name)
         momentum = Momentum(ema_update(target.params, state.params, m), target_stats, queue)
         per_step = len(keys) * global_size(len(indices), axis_name)

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from torch_networks import ALEXNET, RESNET, VIT, batch_norm, conv2d, layers_of, random_state
@@ -61,6 +62,42 @@ def test_layers_and_statistics_match_numpy(name, train, short_networks, rng):
     assert_close(to_torch(config, params, jax.device_get(new_stats)), new_state, 1e-3)
     shapes = [(name, layer.shape[1:]) for name, layer in expected.items()]
     assert list(models.layers(config).items()) == shapes
+
+
+def remat_cases(rng):
+    """Return parameters, and the loss of a ResNet that keeps activations or computes them again."""
+    config = replace(RESNET, image_size=8, width=0.05)
+    params, stats = from_torch(config, random_state(config, rng))
+
+    def loss(params, x, remat):
+        encode, _, _ = models.abstract(replace(config, remat=remat))
+        outputs, updated = encode(params, stats, x, True)
+        return jnp.sum(outputs["output"] ** 3), updated
+
+    return config, params, loss
+
+
+def test_remat_keeps_fewer_activations(short_resnets, rng):
+    config, params, loss = remat_cases(rng)
+
+    def kept(remat):
+        x = draw_images(config, 64)
+        backward = jax.eval_shape(lambda p: jax.vjp(lambda p: loss(p, x, remat)[0], p)[1], params)
+        return sum(array.size for array in jax.tree.leaves(backward))
+
+    assert kept(True) < kept(False) / 2
+
+
+@pytest.mark.slow
+def test_remat_changes_no_number(short_resnets, rng):
+    config, params, loss = remat_cases(rng)
+    gradient = jax.jit(jax.grad(loss, has_aux=True), static_argnums=2)
+    x = draw_images(config)
+    jax.tree.map(
+        lambda *arrays: np.testing.assert_allclose(*arrays, rtol=1e-4, atol=1e-6),
+        gradient(params, x, True),
+        gradient(params, x, False),
+    )
 
 
 def small_cnn_layers(params, stats, x, train):
