@@ -190,6 +190,19 @@ FAULTS = {
         Fault("weights of one device", "normalize_weights", argument_of("global_sum")),
         Fault("gradient without weights", "_softmax_shift", returns("shift")),
     ],
+    "tests/losses/test_jepa.py tests/losses/test_devices.py": [
+        Fault("no trapezoids", "_sigreg", assigned("steps", "jnp.full_like(nodes, 0.625)")),
+        Fault("sums of one device", "_sigreg", argument_of("global_mean")),
+        Fault("quantiles of one device", "_visreg", assigned("ranks", "1 + jnp.arange(n)")),
+    ],
+    "tests/training/test_temperature.py tests/training/test_objectives.py": [
+        Fault(
+            "temperature decays", "network_mask", returns("jax.tree.map(lambda _: True, params)")
+        ),
+        Fault("temperature without a bound", "update_state", argument_of("minimum")),
+        Fault("config's temperature", "objectives._with_temperature", returns("value")),
+        Fault("no labels are a class", "_one_class_per_unlabelled", returns("labels")),
+    ],
     "tests/test_moco.py": [
         Fault("queue fills from its start", "queue_push", assigned("ptr", "jnp.int32(0)")),
         Fault("first keys stay", "queue_push", argument("set", 0, "new[: n - dropped]")),

@@ -6,7 +6,12 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses._pairwise.collectives import all_gather, global_mean, weighted_mean
+from hypersphere_jax.losses._pairwise.collectives import (
+    all_gather,
+    global_mean,
+    global_size,
+    weighted_mean,
+)
 from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions
 from hypersphere_jax.losses._pairwise.pair_sets import PairsBetween, PairsWithin
 from hypersphere_jax.losses._pairwise.points import MASKED_LOGIT, Points, make_points
@@ -49,7 +54,6 @@ def align_loss(
     1.0
     """
     x, y = validate_features(x, y, names="x, y")
-    count_points(x, 1, "pairs")
     _, weights, x, y = apply_mask(mask, weights, x, y)
     powers = distance_power(x, y, alpha)
     return weighted_mean(powers, normalize_weights(weights, axis_name), axis_name)
@@ -174,8 +178,8 @@ def uniform_queue_loss(
     -2.0
     """
     query, queue = validate_features(query, queue, names="query, queue", same_n=False)
-    n = count_points(query, 1, "queries", axis_name)
-    count = n * count_points(queue, 1, "keys in the queue")
+    n = global_size(query.shape[0], axis_name)
+    count = n * queue.shape[0]
     options = PairOptions(axis_name, block_size, precision, ring)
     queries = make_points(query)
     pairs = PairsBetween(options, columns_are_replicated=True)

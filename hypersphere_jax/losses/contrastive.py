@@ -54,7 +54,6 @@ def contrastive_loss(
     0.1269
     """
     x, y = validate_features(x, y, names="x, y")
-    count_points(x, 1, "pairs")
     options = PairOptions(axis_name, block_size, precision, ring)
     mask, weights, x, y = apply_mask(mask, weights, x, y)
     x = x / tau
@@ -148,8 +147,6 @@ def info_nce_loss(
     """
     query, key = validate_features(query, key, names="query, key")
     query, negatives = validate_features(query, negatives, names="query, negatives", same_n=False)
-    count_points(query, 1, "queries")
-    count_points(negatives, 1, "negatives")
     options = PairOptions(axis_name, block_size, precision)
     query = query / tau
     return mean_row_logsumexp(

@@ -14,7 +14,7 @@ from jax.scipy.special import ndtri
 from hypersphere_jax.losses._pairwise.collectives import global_mean, global_positions, global_size
 from hypersphere_jax.losses._pairwise.options import AxisName
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
-from hypersphere_jax.losses._pairwise.validation import count_points, validate_features
+from hypersphere_jax.losses._pairwise.validation import validate_features
 from hypersphere_jax.losses._projections import project, sorted_distance
 from hypersphere_jax.losses.normalize import l2_normalize
 from hypersphere_jax.losses.nt_xent import Terms, alignment_term
@@ -128,7 +128,6 @@ def _two_view_terms(
 ) -> Terms:
     """Mean over both views of the squared distance to their center, and of the regularizer."""
     z1, z2 = validate_features(z1, z2, names="z1, z2")
-    count_points(z1, 1, "pairs")
     if num_slices < 1:
         raise ValueError(f"num_slices must be at least 1, got {num_slices}")
     directions = l2_normalize(jax.random.normal(key, (num_slices, z1.shape[1]), z1.dtype))

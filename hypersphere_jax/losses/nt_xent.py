@@ -73,7 +73,6 @@ def nt_xent_loss(
     0.2395
     """
     z1, z2 = validate_features(z1, z2, names="z1, z2")
-    count_points(z1, 1, "pairs")
     if similarity not in get_args(Similarity):
         raise ValueError(f"similarity must be one of {get_args(Similarity)}, got {similarity!r}")
     options = PairOptions(axis_name, block_size, precision, ring)
@@ -131,7 +130,6 @@ def decoupled_nt_xent_loss(
     0.2395
     """
     z1, z2 = validate_features(z1, z2, names="z1, z2")
-    count_points(z1, 1, "pairs")
     options = PairOptions(axis_name, block_size, precision, ring)
     compute_terms = _notebook_terms if self_similarity else _decoupled_terms
     terms = compute_terms(z1, z2, tau, lam, scaling, options)
@@ -297,7 +295,6 @@ def generalized_nt_xent_loss(
     0.2395
     """
     z1, z2 = validate_features(z1, z2, names="z1, z2")
-    count_points(z1, 1, "pairs")
     nt_xent = _nt_xent(z1, z2, alpha, PairOptions(axis_name, block_size, precision, ring))
     # The log-sum-exp is NT-Xent plus the logit of the positive.
     attraction = alignment_term(z1, z2, "per_sample", axis_name)

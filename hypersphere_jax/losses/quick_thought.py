@@ -13,7 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hypersphere_jax.losses._pairwise.collectives import weighted_mean
+from hypersphere_jax.losses._pairwise.collectives import (
+    global_positions,
+    global_size,
+    weighted_mean,
+)
 from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions
 from hypersphere_jax.losses._pairwise.pair_sets import PairsBetween
 from hypersphere_jax.losses._pairwise.points import make_points
@@ -157,21 +161,17 @@ def _validate_sentences(
 
 def _neighbors(g: jax.Array, axis_name: AxisName) -> list[tuple[jax.Array, jax.Array]]:
     """Return the sentence before and the sentence after each, `[K, d]`, and their weights `[K]`."""
-    k = g.shape[0]
-    devices = 1
-    device = 0
     before = g[-1:]
     after = g[:1]
     if axis_name is not None:
         devices = lax.axis_size(axis_name)
-        device = lax.axis_index(axis_name)
         ahead = [(i, (i + 1) % devices) for i in range(devices)]
         behind = [((i + 1) % devices, i) for i in range(devices)]
         before = lax.ppermute(before, axis_name, ahead)
         after = lax.ppermute(after, axis_name, behind)
-    position = device * k + jnp.arange(k)
+    position = global_positions(g.shape[0], axis_name)
     first = position == 0
-    last = position == devices * k - 1
+    last = position == global_size(g.shape[0], axis_name) - 1
     weight_before = jnp.where(first, 0.0, jnp.where(last, 1.0, 0.5))
     weight_after = jnp.where(last, 0.0, jnp.where(first, 1.0, 0.5))
     return [

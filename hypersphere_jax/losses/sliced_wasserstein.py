@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from hypersphere_jax.losses._pairwise.collectives import global_positions
 from hypersphere_jax.losses._pairwise.options import AxisName
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
-from hypersphere_jax.losses._pairwise.validation import count_points, validate_features
+from hypersphere_jax.losses._pairwise.validation import validate_features
 from hypersphere_jax.losses._projections import project, sorted_distance
 from hypersphere_jax.losses.normalize import l2_normalize
 from hypersphere_jax.losses.nt_xent import Scaling, Terms, alignment_term
@@ -48,8 +48,6 @@ def sliced_wasserstein_loss(
     h, prior_samples = validate_features(h, prior_samples, names="h, prior_samples")
     rows = jnp.transpose(directions)
     h, rows = validate_features(h, rows, names="h, directions.T", same_n=False)
-    count_points(h, 1, "samples")
-    count_points(rows, 1, "directions")
     return sorted_distance(project(h, rows), project(prior_samples, rows), axis_name)
 
 
@@ -81,7 +79,6 @@ def prior_matching_loss(
     True
     """
     (z,) = validate_features(z, names="z")
-    count_points(z, 1, "samples")
     if prior not in get_args(Prior):
         raise ValueError(f"prior must be one of {get_args(Prior)}, got {prior!r}")
     if prior == "hypersphere":
@@ -145,7 +142,6 @@ def generalized_contrastive_loss(
     True
     """
     z1, z2 = validate_features(z1, z2, names="z1, z2")
-    count_points(z1, 1, "pairs")
     if scaling not in get_args(Scaling):
         raise ValueError(f"scaling must be one of {get_args(Scaling)}, got {scaling!r}")
     distance = prior_matching_loss(key, jnp.concatenate([z1, z2]), prior, axis_name=axis_name)

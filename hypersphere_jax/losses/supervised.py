@@ -2,9 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from hypersphere_jax.losses._pairwise.collectives import all_gather, global_sum, weighted_mean
+from hypersphere_jax.losses._pairwise.collectives import (
+    all_gather,
+    global_positions,
+    global_sum,
+    weighted_mean,
+)
 from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions
 from hypersphere_jax.losses._pairwise.pair_sets import PairsWithin
 from hypersphere_jax.losses._pairwise.points import OptionalArray, make_points
@@ -77,10 +81,7 @@ def _supervised_contrastive(
     if mask is not None:
         unmasked = mask.astype(z.dtype)
     all_classes = _class_numbers(all_gather(labels, axis_name))
-    classes = all_classes
-    if axis_name is not None:
-        start = lax.axis_index(axis_name) * labels.shape[0]
-        classes = lax.dynamic_slice_in_dim(all_classes, start, labels.shape[0])
+    classes = all_classes[global_positions(labels.shape[0], axis_name)]
 
     def class_sums(values: jax.Array) -> jax.Array:
         """Sum over the points of all devices with the same label, for each point."""

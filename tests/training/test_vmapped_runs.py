@@ -64,6 +64,18 @@ def test_vmapped_run_equals_single_run(name, pair, alone):
     np.testing.assert_allclose([record["lr"] for record in records], rates, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_vmapped_runs_learn_their_own_temperatures(tmp_path):
+    def runs(folder):
+        return [config(tmp_path / folder, name, name, learn_tau=True) for name in ("a", "b")]
+
+    folders = vmapped.train_vmapped(runs("pair"))
+    for folder, single in zip(folders, runs("alone"), strict=True):
+        assert_close_run(folder, training.train(single))
+        records = timeless(folder)
+        assert records[-1]["tau"] != pytest.approx(single.contrastive_tau, rel=1e-3)
+
+
 def test_diverged_run_leaves_the_others_alone(tmp_path, alone):
     wild = config(tmp_path, "wild", "b", learning_rate=1e18)
     lost, a = vmapped.train_vmapped([wild, config(tmp_path, "a")])

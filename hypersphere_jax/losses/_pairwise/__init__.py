@@ -7,6 +7,6 @@ From the losses down:
 - `reductions`: the two scalars that losses consist of, with their gradients.
 - `pair_sets`, `collectives`: sums over the points of all devices.
 - `sums`, `block_sweep`: sums over the pairs of one device, block by block.
-- `points`, `logits`, `far_points`, `precision`: logits of one block.
+- `points`, `logits`, `precision`: logits of one block.
 - `hopper`: the same sums in one kernel of Hopper GPUs.
 """

@@ -28,16 +28,17 @@ def validate_features(*arrays: jax.Array, names: str, same_n: bool = True) -> li
       same_n: whether n must be equal, too.
 
     Raises:
-      ValueError: if arrays have other shapes, d = 0, or are not floating point.
+      ValueError: if arrays have other shapes, no rows, d = 0, or are not floating point.
     """
     arrays = [jnp.asarray(array) for array in arrays]
-    valid = all(array.ndim == 2 and array.shape[1] > 0 for array in arrays)
+    # A symbolic n of `jax.export` is not compared with 0.
+    valid = all(array.ndim == 2 and 0 not in array.shape for array in arrays)
     equal_d = len({array.shape[1:] for array in arrays}) == 1
     equal_n = len({array.shape[:1] for array in arrays}) == 1 or not same_n
     if not (valid and equal_d and equal_n):
         shapes = ", ".join(str(array.shape) for array in arrays)
         equal = "n and d" if same_n else "d"
-        raise ValueError(f"{names} must be [n, d] with equal {equal}, d >= 1, got {shapes}")
+        raise ValueError(f"{names} must be [n, d] with equal {equal}, n >= 1, d >= 1, got {shapes}")
     if not all(jnp.issubdtype(array.dtype, jnp.floating) for array in arrays):
         dtypes = ", ".join(str(array.dtype) for array in arrays)
         raise ValueError(f"{names} must be floating point, got {dtypes}")

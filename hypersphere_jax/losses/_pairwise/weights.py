@@ -1,6 +1,5 @@
 """Masks and weights of points."""
 
-import math
 from typing import Any
 
 import jax
@@ -54,21 +53,9 @@ def normalize_weights(weights: OptionalArray, axis_name: AxisName) -> OptionalAr
     """Normalize weights to sum to one over all devices. Zero weights stay zero."""
     if weights is None:
         return None
+    # The sum of very large weights would overflow, also within XLA, which merges two divisions.
     largest = global_max(lax.stop_gradient(jnp.max(weights, initial=0.0)), axis_name)
-    weights = _rescale_extreme(weights, largest)
+    limits = jnp.finfo(weights.dtype)
+    weights = weights * (1 / jnp.clip(largest, limits.tiny, limits.max / 256))
     total = global_sum(jnp.sum(weights), axis_name)
     return weights / jnp.where(total == 0, 1.0, total)
-
-
-def _rescale_extreme(weights: jax.Array, largest: jax.Array) -> jax.Array:
-    """Scale very large and very small weights by a power of two, so that their sum is exact.
-
-    XLA takes subnormal numbers for zero, but their bits are integers.
-    """
-    info = jnp.finfo(weights.dtype)
-    factor = math.sqrt(info.tiny)
-    bits = lax.bitcast_convert_type(weights, f"uint{info.bits}")
-    subnormal = bits.astype(weights.dtype) * (factor * 2.0**-info.nmant)
-    raised = jnp.where(bits < 2**info.nmant, subnormal, weights * (1 / factor))
-    raised = jnp.where(largest < factor, raised, weights)
-    return jnp.where(largest > 1 / factor, weights * factor, raised)
