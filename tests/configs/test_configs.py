@@ -59,6 +59,9 @@ BOUNDS = [
     (C.DataConfig, "fraction", 1.0, 0.0),
     (C.DataConfig, "folds", 1, 0),
     (C.ModelConfig, "model", "resnet18", "resnet-18"),
+    (C.ModelConfig, "image_size", 4, 3),
+    (C.ObjectiveConfig, "uniform_t", 1e-3, 0.0),
+    (C.MocoConfig, "queue_size", 0, -1),
     (C.OptimizerConfig, "epochs", 200, 0),
     (C.OptimizerConfig, "decay_at", (), (0.5, 1.1)),
     (C.OptimizerConfig, "adam_betas", [0, 0.9], (0.9,)),
@@ -92,6 +95,8 @@ CONFLICTS = [
     (C.PretrainConfig, {"queue_size": 4}, {"supervised_weight": 1}),
     (C.PretrainConfig, {"queue_size": 4}, {"loss": "dcl"}),
     (C.PretrainConfig, {}, {"uniform_intra_batch": False}),
+    (C.FinetuneConfig, CLUSTER, {"learning_rates": (1, 2)}),
+    (C.ImportConfig, {"head": "none"}, {"dim": 5}),
     (C.ProbeConfig, {"protocols": ("knn",)}, {"l2": (1.0,)}),
     (C.MetricsConfig, {"run": "a.npy"}, {"split": "train"}),
 ]

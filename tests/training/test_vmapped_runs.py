@@ -1,5 +1,6 @@
 """Encoders trained in one program equal encoders trained separately."""
 
+import math
 import shutil
 
 import jax
@@ -62,6 +63,12 @@ def test_vmapped_run_equals_single_run(name, pair, alone):
     assert [(r["step"], "eval/align" in r) for r in records] == [(2, 0), (4, 0), (6, 1)]
     rates = np.multiply(SCALARS[name]["learning_rate"] * 220 / 256, [0.5, 1, 0.01])
     np.testing.assert_allclose([record["lr"] for record in records], rates, rtol=1e-5)
+
+
+def test_compared_runs_differ_in_every_number(alone):
+    a, b = (timeless(alone / name)[-1] for name in ("a", "b"))
+    for key in ("loss", "align", "uniform", "contrastive", "lr", "eval/align", "eval/uniform"):
+        assert not math.isclose(a[key], b[key], rel_tol=1e-2), key
 
 
 def test_diverged_run_leaves_the_others_alone(tmp_path, alone):
