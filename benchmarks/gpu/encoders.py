@@ -7,9 +7,8 @@ from scipy import stats
 
 from benchmarks.gpu import runs
 from benchmarks.gpu.record import Record
-from hypersphere_jax.configs import MetricsConfig, PretrainConfig, ProbeConfig
+from hypersphere_jax.configs import MetricsConfig, PretrainConfig
 from hypersphere_jax.evaluation.measure_runs import run_metrics
-from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.training.vmapped import train_vmapped
 
 MOCO: dict[str, Any] = {
@@ -41,16 +40,10 @@ class Cifar10(runs.TrainingCheck):
                 record.add(method=method, skipped="no time left")
                 continue
             config = self.config(record, method.lower(), **options)
-            runs.train(record, config, record.seconds_left - runs.EVALUATION_S, method=method)
-            run = f"{record.runs_dir}/{config.name}"
-            scores = runs.accuracies(run, layers=(runs.LAYERS[self.model],))
-            record.add(
-                method=method,
-                epochs=runs.epochs_done(config),
-                images_per_s=runs.images_per_s(record, method=method),
-                minutes=round(self.minutes - record.seconds_left / 60, 2),
-                **scores,
-            )
+            seconds = record.seconds_left - runs.EVALUATION_S
+            scores = runs.train(record, config, seconds, method=method)
+            minutes = round(self.minutes - record.seconds_left / 60, 2)
+            record.add(method=method, minutes=minutes, **scores)
         columns = ("method", "epochs", "images_per_s", "minutes", *runs.SCORES)
         record.finish("CIFAR-10, ResNet-18", *columns)
 
@@ -120,13 +113,9 @@ def evaluate(config: PretrainConfig) -> dict[str, Any]:
     run = f"{config.runs_dir}/{config.name}"
     metrics = run_metrics(MetricsConfig(run, parts=()))
     row = {"epochs": epochs, "align": metrics["align"], "uniform": metrics["uniform"]}
-    layers = ("output", runs.LAYERS[config.model])
-    for result in run_probe(ProbeConfig((run,), layers=layers, standardize=True)):
-        layer = "output" if result["layer"] == "output" else "fc7"
-        name = "linear" if result["protocol"] == "lbfgs" else "knn5"
-        row[f"{layer}_{name}"] = result["top1"]
-        if name == "linear":
-            row[f"{layer}_valid"] = result["valid_top1"]
+    for name, layer in (("output", "output"), ("fc7", runs.LAYERS[config.model])):
+        scores = runs.accuracies(run, layers=(layer,))
+        row |= {f"{name}_{score}": value for score, value in scores.items()}
     return row
 
 

@@ -29,7 +29,7 @@ class Parity(runs.TrainingCheck):
         has_torch = importlib.util.find_spec("torch") is not None
         require(has_torch, "parity needs PyTorch, which is not installed: pip install torch")
         record = Record("parity", self)
-        frameworks = {"hypersphere_jax": train_ours, "PyTorch": train_torch}
+        frameworks = {"hypersphere_jax": runs.train, "PyTorch": train_torch}
         todo = [(seed, framework) for seed in self.seeds for framework in frameworks]
         for number, (seed, framework) in enumerate(todo):
             labels = {"framework": framework, "seed": seed}
@@ -39,21 +39,13 @@ class Parity(runs.TrainingCheck):
                 continue
             config = self.config(record, f"parity-seed{seed}", seed=seed, **runs.SIMCLR)
             config = config.replace(recipe=runs.SIMCLR["recipe"])  # PyTorch's, also at toy size
-            record.measure(labels, frameworks[framework], record, config, seconds, labels)
+            train = functools.partial(frameworks[framework], record, config, seconds, **labels)
+            record.measure(labels, train)
         columns = ("framework", "seed", "epochs", "images_per_s", *runs.SCORES)
         record.finish("SimCLR", *columns)
 
 
-def train_ours(record: Record, config: PretrainConfig, seconds: float, labels: dict) -> dict:
-    """Train, and return epochs, images/s and accuracies."""
-    runs.train(record, config, seconds, **labels)
-    run = f"{config.runs_dir}/{config.name}"
-    scores = runs.accuracies(run, layers=(runs.LAYERS[config.model],))
-    speed = runs.images_per_s(record, **labels)
-    return {"epochs": runs.epochs_done(config), "images_per_s": speed, **scores}
-
-
-def train_torch(record: Record, config: PretrainConfig, seconds: float, labels: dict) -> dict:
+def train_torch(record: Record, config: PretrainConfig, seconds: float, **labels: Any) -> dict:
     """Train the PyTorch baseline, and evaluate its features with the same probes."""
     from benchmarks import torch_simclr
 

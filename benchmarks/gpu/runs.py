@@ -82,8 +82,12 @@ class TrainingCheck(Check):
         return {"data": "cifar10", "data_dir": str(folder), "fraction": fraction}
 
 
-def train(record: Record, config: PretrainConfig, seconds: float, **labels: Any) -> None:
-    """Train an encoder for at most so many seconds, and add a row per epoch."""
+def train(record: Record, config: PretrainConfig, seconds: float, **labels: Any) -> dict[str, Any]:
+    """Train an encoder for at most so many seconds, and add a row per epoch.
+
+    Returns:
+      Epochs, images/s and test accuracies of the encoder.
+    """
     finished = threading.Event()
     follower = threading.Thread(target=follow, args=(record, config, labels, finished), daemon=True)
     follower.start()
@@ -93,6 +97,9 @@ def train(record: Record, config: PretrainConfig, seconds: float, **labels: Any)
     finally:
         finished.set()
         follower.join()
+    scores = accuracies(f"{config.runs_dir}/{config.name}", layers=(LAYERS[config.model],))
+    speed = images_per_s(record, **labels)
+    return {"epochs": epochs_done(config), "images_per_s": speed, **scores}
 
 
 @contextlib.contextmanager

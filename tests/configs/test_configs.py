@@ -61,6 +61,9 @@ BOUNDS = [
     (C.DataConfig, "folds", 1, 0),
     (C.ModelConfig, "model", "resnet18", "resnet-18"),
     (C.OptimizerConfig, "microbatch_size", 128, 100),
+    (C.ModelConfig, "image_size", 4, 3),
+    (C.ObjectiveConfig, "uniform_t", 1e-3, 0.0),
+    (C.MocoConfig, "queue_size", 0, -1),
     (C.OptimizerConfig, "epochs", 200, 0),
     (C.OptimizerConfig, "decay_at", (), (0.5, 1.1)),
     (C.OptimizerConfig, "adam_betas", [0, 0.9], (0.9,)),
@@ -99,6 +102,8 @@ CONFLICTS = [
     (C.PretrainConfig, {"model": "sentence_gru"}, {"microbatch_size": 8}),
     (C.PretrainConfig, {"microbatch_size": 8}, {"batch_norm": "split"}),
     (C.PretrainConfig, {}, {"remat": True}),
+    (C.FinetuneConfig, CLUSTER, {"learning_rates": (1, 2)}),
+    (C.ImportConfig, {"head": "none"}, {"dim": 5}),
     (C.ProbeConfig, {"protocols": ("knn",)}, {"l2": (1.0,)}),
     (C.MetricsConfig, {"run": "a.npy"}, {"split": "train"}),
 ]

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from data_cases import Tensor, equal
-from PIL import Image
 
 import hypersphere_jax as hj
 from hypersphere_jax.configs import UserError
@@ -58,21 +57,6 @@ def test_images_are_the_same_through_all_entries(form):
         found = pixels(images)
         assert found.dtype == np.uint8, entry
         equal(found, expected, entry)
-
-
-@pytest.mark.parametrize(
-    ("image", "expected"),
-    [
-        (Image.fromarray(COLORS[0]).convert("RGBA"), COLORS[0]),
-        (Image.fromarray(COLORS[0]).convert("CMYK"), COLORS[0]),
-        (Image.fromarray(COLORS[0] // 16 * 16).quantize(64), COLORS[0] // 16 * 16),
-        (Image.fromarray(GRAYS[0, ..., 0]), GRAYS[0]),
-        (Image.fromarray(GRAYS[0, ..., 0].astype(np.uint16) * 257), GRAYS[0]),
-        (Image.fromarray(GRAYS[0, ..., 0] > 99), 255 * (GRAYS[0] > 99)),
-    ],
-)
-def test_pillow_images_have_one_or_three_channels(image, expected):
-    equal(as_image(image), expected)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ from rows import both, row
 from experiments import reproduce
 from experiments.balanced import grids, settings
 from experiments.chen import settings as chen
+from experiments.chen import tableD1
 from experiments.lib import rates
 from experiments.lib.records import read_csv, read_results
 from experiments.lib.sweep import SweepOptions, placed
 from experiments.options import ReproduceConfig
+from experiments.wang_isola import figure7
 from experiments.wang_isola import table1 as best_encoders
 from hypersphere_jax.configs import UserError
 
@@ -107,3 +109,33 @@ def test_balanced_grid_selects_by_held_out_images():
         labels["backbone_logistic_cv"] = 50 + (alpha == 2) + 2 * (lam == 4) - (lam == 1)
         rows += [row(seed, **both("backbone", 90)) | labels for seed in range(2)]
     assert grids.selected_cells(rows)[settings.BALANCED] == [(2, 4), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("alignment", "verdicts"),
+    [
+        ((80, 82), ["supported", "supported"]),
+        ((95, 60), ["inconclusive", "supported"]),
+        ((60, 96), ["inconclusive", "supported"]),
+    ],
+)
+def test_figure_7_needs_both_instruments(alignment, verdicts):
+    rows = []
+    for weights, scores in {(1, 0): alignment, (1, 1): (95, 96), (0, 1): (70, 60)}.items():
+        labels = dict(zip(("align_weight", "uniform_weight"), weights, strict=True))
+        accuracies = dict(zip(("output_logistic", "output_knn5"), scores, strict=True))
+        for seed in range(5):
+            rows.append(row(seed, **accuracies, output_linear=50) | labels | {"data": "digits"})
+    assert [line["verdict"] for line in figure7.analyze(rows)[::3]] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("worst", "verdict"), [(96.9, "supported"), (96.5, "inconclusive"), (85, "not supported")]
+)
+def test_table_d1_tests_equivalence(worst, verdict):
+    rows = []
+    for name in chen.LOSSES:
+        level = worst if name == "SWD (normal)" else 97
+        for seed in range(3):
+            rows.append(row(seed, n=4000, **both("backbone", level)) | {"name": name})
+    assert tableD1.analyze(rows)[0]["verdict"] == verdict

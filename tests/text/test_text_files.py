@@ -5,7 +5,6 @@ import gzip
 import pytest
 
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.text.text_data import is_text
 from hypersphere_jax.text.text_files import read_lines, read_sentences, text_files
 
 HEADER = ["The Project Gutenberg EBook of Emma", "", "Title: Emma"]
@@ -79,13 +78,3 @@ def test_damaged_and_missing_files_are_refused(tmp_path, library):
     for name in ("missing", "thesis.pdf"):
         with pytest.raises(UserError, match=name):
             text_files(tmp_path / name)
-
-
-def test_images_with_captions_are_not_text(tmp_path):
-    for number in range(20):
-        for ending in ("jpg", "txt", "boxes.txt"):
-            (tmp_path / f"{number}.{ending}").touch()
-    assert not is_text(tmp_path)
-    for number in range(1, 20):  # a cover remains
-        (tmp_path / f"{number}.jpg").unlink()
-    assert is_text(tmp_path)

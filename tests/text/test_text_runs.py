@@ -59,11 +59,10 @@ def test_probe_of_labelled_sentences(run, texts):
     assert min(result["top1"] for result in found[2:]) > 80
 
 
-@pytest.mark.parametrize("step", [0, 10])
-def test_metrics_are_those_of_held_out_neighbours(run, books, step):
-    found = run_metrics(C.MetricsConfig(str(run), step=step, parts=()))
+def test_metrics_are_those_of_held_out_neighbours(run, books):
+    found = run_metrics(C.MetricsConfig(str(run), step=6, parts=()))
     words = np.stack([books.test[i]["image"] for i in range(len(books.test))])
-    encoder = run_dir.load_encoder(run, step)
+    encoder = run_dir.load_encoder(run, 6)
     apply = jax.jit(encoder.apply, static_argnums=3)
     outputs, _ = apply(encoder.params, encoder.stats, words, False)
     expected = neighbour_metrics(outputs["f"], outputs["g"], books.test.documents)

@@ -1,5 +1,6 @@
 """Encoders trained in one program equal encoders trained separately."""
 
+import math
 import shutil
 
 import jax
@@ -74,6 +75,12 @@ def test_vmapped_runs_learn_their_own_temperatures(tmp_path):
         assert_close_run(folder, training.train(single))
         records = timeless(folder)
         assert records[-1]["tau"] != pytest.approx(single.contrastive_tau, rel=1e-3)
+
+
+def test_compared_runs_differ_in_every_number(alone):
+    a, b = (timeless(alone / name)[-1] for name in ("a", "b"))
+    for key in ("loss", "align", "uniform", "contrastive", "lr", "eval/align", "eval/uniform"):
+        assert not math.isclose(a[key], b[key], rel_tol=1e-2), key
 
 
 def test_diverged_run_leaves_the_others_alone(tmp_path, alone):
