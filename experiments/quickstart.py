@@ -61,6 +61,12 @@ ENCODERS = {
 CIRCLE_CLASSES = ("0", "1", "4", "8")
 TITLE = "Digits, features on the sphere in R^32: the test split, mean ± standard deviation of seeds"
 COLUMNS = ["encoder", "L_align", "L_uniform", "its optimum", "logistic (%)", "5-NN (%)"]
+SCORES = {
+    "align": "align",
+    "uniform": "uniform",
+    "logistic": "output_logistic",
+    "knn": "output_knn5",
+}
 MAX_JOBS = 4  # on CPUs: each process compiles its own programs
 ABOUT = (
     f"Small encoders of 8x8 images of digits, trained with batches of {BATCH_SIZE} pairs, each "
@@ -139,19 +145,12 @@ def scores_of(rows: Rows) -> dict[str, list[dict[str, float]]]:
     """Return the scores of each seed, by row of the table."""
     groups = figure3.encoders([row for row in rows if row["dim"] == DIM], ENCODERS)
     optimum = theory.uniformity_optimum(DIM, 2.0)
-    return {
-        name: [
-            {
-                "align": row["align"],
-                "uniform": row["uniform"],
-                "optimum": optimum,
-                "logistic": row["output_logistic"],
-                "knn": row["output_knn5"],
-            }
-            for row in group
-        ]
-        for name, group in groups.items()
-    }
+    scores: dict[str, list[dict[str, float]]] = {name: [] for name in groups}
+    for name, group in groups.items():
+        for row in group:
+            values = {key: row[column] for key, column in SCORES.items()}
+            scores[name].append({"optimum": optimum} | values)
+    return scores
 
 
 def table_rows(scores: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
@@ -188,9 +187,9 @@ def write_report(
     out: Path, scores: Mapping[str, Sequence[Mapping[str, float]]], rows: Rows
 ) -> Path:
     """Write the page with table, pictures of the first seed, and next commands."""
-    plane, circle, training = (
-        out / "figures" / f"{name}.png" for name in ("plane", "circle", "training_curves")
-    )
+    plane = out / "figures" / "plane.png"
+    circle = out / "figures" / "circle.png"
+    training = out / "figures" / "training_curves.png"
     points = {}
     for name, seeds in scores.items():
         points[name] = [Point(of["align"], of["uniform"]) for of in seeds]
