@@ -22,31 +22,25 @@ Not measured here. Expected time: minutes on a GPU, 8 hours on 2 CPU cores (esti
 
 from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig
 
-OBJECTIVES = {
-    "contrastive": ObjectiveConfig(
-        contrastive_weight=0.5, contrastive_tau=0.1, align_weight=0, uniform_weight=0
-    ),
-    "align_uniform": ObjectiveConfig(
-        align_weight=0.75, align_alpha=2, uniform_weight=0.5, uniform_t=2
-    ),
-}
-
-CONFIGS = {
-    variant: PretrainConfig(
-        name=f"nyu_depth_{variant}",
-        data="nyu_depth_v2",
-        recipe="nyu_depth",
-        model="small_alexnet",
-        dim=128,
-        image_size=64,
-        init="authors",
-        **vars(objective),
-        epochs=400,
-        batch_size=128,
-        learning_rate=0.12,
-        decay_at=(310 / 400, 340 / 400, 370 / 400),
-        momentum=0.9,
-        weight_decay=1e-4,
-    )
-    for variant, objective in OBJECTIVES.items()
-}
+CONTRASTIVE = PretrainConfig(
+    name="nyu_depth_contrastive",
+    data="nyu_depth_v2",
+    recipe="nyu_depth",
+    model="small_alexnet",
+    dim=128,
+    image_size=64,
+    init="authors",
+    contrastive_weight=0.5,
+    contrastive_tau=0.1,
+    align_weight=0,
+    uniform_weight=0,
+    epochs=400,
+    batch_size=128,
+    learning_rate=0.12,
+    decay_at=(310 / 400, 340 / 400, 370 / 400),
+    momentum=0.9,
+    weight_decay=1e-4,
+)
+OBJECTIVE = ObjectiveConfig(align_weight=0.75, align_alpha=2, uniform_weight=0.5, uniform_t=2)
+ALIGN_UNIFORM = CONTRASTIVE.replace(name="nyu_depth_align_uniform", **vars(OBJECTIVE))
+CONFIGS = {"nyu_depth/contrastive": CONTRASTIVE, "nyu_depth/align_uniform": ALIGN_UNIFORM}

@@ -38,7 +38,32 @@ class QuickstartConfig(Config):
 
 
 @dataclass(frozen=True)
-class ReproduceConfig(Config):
+class SweepOptions(Config):
+    """How to train and evaluate several runs."""
+
+    only: tuple[str, ...] = ()
+    """Names of runs to train, with wildcards such as 'figure7_*seed0'. `--dry-run` prints names."""
+    jobs: int = 1
+    """Processes that train at a time, each with separate cores."""
+    vmapped: bool | None = None
+    """Train encoders that differ in scalars only in one program. Defaults to True on accelerators
+    with one job."""
+    retry: bool = False
+    """Train failed runs again."""
+    seed_offset: int = 0
+    """Number added to the seed of every run."""
+    data_dir: str | None = None
+    """Folder with a subfolder per data set, e.g. DATA_DIR/cifar10. Defaults to TensorFlow
+    Datasets."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "jobs")
+        require(self.jobs == 1 or not self.vmapped, "--vmapped needs --jobs 1")
+
+
+@dataclass(frozen=True)
+class ReproduceConfig(SweepOptions):
     """A table, figure or theorem of a paper.
 
     Trains and evaluates its encoders and writes table, analysis and picture. Finished runs are not
@@ -50,22 +75,8 @@ class ReproduceConfig(Config):
     scale: Literal["laptop", "gpu", "paper"] | None = None
     """`laptop`: small encoders, minutes to hours on 2 cores. `gpu`: about an hour on one H100.
     `paper`: the paper's data and settings."""
-    only: tuple[str, ...] = ()
-    """Names of runs to train, with wildcards such as 'figure7_*seed0'. `--dry-run` prints names."""
-    jobs: int = 1
-    """Processes that train at a time, each with separate cores."""
-    vmapped: bool | None = None
-    """Train encoders that differ in scalars only in one program. Defaults to True on accelerators
-    with one job."""
     dry_run: bool = False
     """Print the runs and train nothing."""
-    retry: bool = False
-    """Train failed runs again."""
-    seed_offset: int = 0
-    """Number added to the seed of every run."""
-    data_dir: str | None = None
-    """Folder with a subfolder per data set, e.g. DATA_DIR/cifar10. Defaults to TensorFlow
-    Datasets."""
     out: Path | None = None
     """Folder of all results. Defaults to RUNS_DIR/reproduce."""
     runs_dir: str = "runs"
@@ -73,8 +84,6 @@ class ReproduceConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "jobs")
-        require(self.jobs == 1 or not self.vmapped, "--vmapped needs --jobs 1")
         if self.item is None:
             refuse(self, ("scale", "only", "dry_run", "retry", "seed_offset"), "needs an ITEM")
 

@@ -19,10 +19,18 @@ measured at this size; docs/results.md has encoders of eight novels.
 Expected time: 132,000 steps of 30 ms, an hour on a GPU (estimated).
 """
 
-from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, OptimizerConfig, PretrainConfig
+from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig
 
-MODEL = ModelConfig("sentence_gru", dim=1200, embedding=620)
-OPTIMIZER = OptimizerConfig(
+CONTRASTIVE = PretrainConfig(
+    name="quick_thought_contrastive",
+    data="books",
+    model="sentence_gru",
+    dim=1200,
+    embedding=620,
+    contrastive_weight=1.0,
+    contrastive_tau=0.075,
+    align_weight=0.0,
+    uniform_weight=0.0,
     epochs=1,
     batch_size=400,
     optimizer="adam",
@@ -33,36 +41,16 @@ OPTIMIZER = OptimizerConfig(
     clip_norm=0.5,
     adam_betas=(0.9, 0.999),
     adam_eps=1e-8,
+    log_every_steps=100,
 )
-
-
-def _contrastive(tau: float) -> ObjectiveConfig:
-    return ObjectiveConfig(
-        contrastive_weight=1.0, contrastive_tau=tau, align_weight=0.0, uniform_weight=0.0
-    )
-
-
-def _config(variant: str, objective: ObjectiveConfig, model: ModelConfig = MODEL) -> PretrainConfig:
-    return PretrainConfig(
-        name=f"quick_thought_{variant}",
-        data="books",
-        **vars(model),
-        **vars(objective),
-        **vars(OPTIMIZER),
-        log_every_steps=100,
-    )
-
-
+ALIGN_UNIFORM = ObjectiveConfig(align_weight=0.9, align_alpha=2, uniform_weight=0.1, uniform_t=5)
+VARIANTS = {
+    "contrastive": CONTRASTIVE,
+    "contrastive_cr": CONTRASTIVE.replace(contrastive_tau=0.05),
+    "align_uniform": CONTRASTIVE.replace(**vars(ALIGN_UNIFORM)),
+    "unnormalized": CONTRASTIVE.replace(contrastive_tau=1.0, unit_norm=False),
+}
 CONFIGS = {
-    "contrastive": _config("contrastive", _contrastive(0.075)),
-    "contrastive_cr": _config("contrastive_cr", _contrastive(0.05)),
-    "align_uniform": _config(
-        "align_uniform",
-        ObjectiveConfig(align_weight=0.9, align_alpha=2, uniform_weight=0.1, uniform_t=5),
-    ),
-    "unnormalized": _config(
-        "unnormalized",
-        _contrastive(1.0),
-        ModelConfig("sentence_gru", dim=1200, embedding=620, unit_norm=False),
-    ),
+    f"quick_thought/{variant}": config.replace(name=f"quick_thought_{variant}")
+    for variant, config in VARIANTS.items()
 }

@@ -14,14 +14,13 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from experiments.lib.rates import HELD_OUT, final
+from experiments.lib.rates import final
 from experiments.lib.records import Rows, finished, write_csv, write_results
 from experiments.lib.stats import INSTRUMENTS, summarize
-from experiments.lib.sweep import Run, SweepOptions, placed, read_rows, run_all
+from experiments.lib.sweep import placed, read_rows, run_all
 from experiments.options import ReproduceConfig
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import did_you_mean
@@ -49,13 +48,9 @@ def item_names() -> list[str]:
         stems = [
             f.stem for f in files if re.match(r"(figure|proposition|table|theorem)\w?\d", f.stem)
         ]
-        names += [f"{paper}/{stem.replace('_', '.')}" for stem in sorted(stems, key=_natural)]
+        stems.sort(key=lambda stem: re.sub(r"\d+", lambda number: number[0].zfill(2), stem))
+        names += [f"{paper}/{stem.replace('_', '.')}" for stem in stems]
     return names
-
-
-def _natural(stem: str) -> list:
-    parts = re.split(r"(\d+)", stem)
-    return [int(part) if part.isdigit() else part for part in parts]
 
 
 def find(item: str) -> ModuleType:
@@ -92,23 +87,15 @@ def main(options: ReproduceConfig, command: str = "") -> None:
         raise UserError(message)
     message = f"{options.item} has no --scale {options.scale}: take --scale {scales}"
     require(options.scale in module.SCALES, message)
-    sweep_options = SweepOptions(
-        runs_dir=options.folder / options.item.partition("/")[0] / f"runs-{options.scale}",
-        data_dir=options.data_dir,
-        only=options.only,
-        jobs=options.jobs,
-        vmapped=options.vmapped,
-        retry=options.retry,
-        seed_offset=options.seed_offset,
-        command=command,
-    )
+    runs_dir = options.folder / options.item.partition("/")[0] / f"runs-{options.scale}"
+    plan = functools.partial(module.runs, options.scale)
     if options.dry_run:
-        runs = module.runs(options.scale, [])
-        print_runs([placed(run, sweep_options) for run in runs])
+        runs = [placed(run, runs_dir, options) for run in plan([])]
+        lines = [{**run.labels, "done": read_rows(run) is not None} for run in runs]
+        print_rows(lines, f"{len(runs)} runs; later ones may depend on their results")
         return
-    rows, unfinished = run_all(functools.partial(module.runs, options.scale), sweep_options)
-    folder = options.folder / options.item / options.scale
-    report(module, options.item, rows, unfinished, folder)
+    rows, missing = run_all(plan, runs_dir, options, command)
+    report(module, options.item, rows, len(missing), options.folder / options.item / options.scale)
 
 
 def print_items() -> None:
@@ -122,22 +109,7 @@ def print_items() -> None:
     print_table(["item", "scales", "recorded", "what"], lines)
 
 
-def print_runs(runs: Sequence[Run]) -> None:
-    """Print the names and settings of runs."""
-    lines = []
-    for run in runs:
-        config = run.config
-        network = f"{config.model}, width {config.width:g}"
-        status = "to do" if read_rows(run) is None else "done"
-        line = [config.name, config.data, network, run.labels["loss"], config.epochs]
-        lines.append([*line, config.batch_size, status])
-    columns = ["run", "data", "network", "loss", "epochs", "batch", "status"]
-    print_table(columns, lines, title=f"{len(runs)} runs; later ones may depend on their results")
-
-
-def report(
-    module: ModuleType, item: str, rows: Rows, unfinished: Sequence[Run], folder: Path
-) -> None:
+def report(module: ModuleType, item: str, rows: Rows, unfinished: int, folder: Path) -> None:
     """Write and print results, analysis and picture."""
     for row in rows:
         if row["status"] == "failed":
@@ -145,8 +117,8 @@ def report(
     if rows:
         write_results(folder, rows)
         print_rows(summary(module, rows), f"{item}: means, ± half of the 95% interval")
-    message = f"{len(unfinished)} runs are unfinished; run the command without --only"
-    require(not unfinished, f"{message} for the analysis")
+    message = f"{unfinished} runs are unfinished; run the command without --only for the analysis"
+    require(unfinished == 0, message)
     lost = failed_settings(module, rows)
     require(not lost, f"no analysis, because all runs of {lost} failed: see {folder}/results.csv")
     table = module.analyze(rows)
@@ -160,17 +132,15 @@ def report(
 def summary(module: ModuleType, rows: Rows) -> Rows:
     """Return mean metrics and accuracies per setting."""
     scores = [f"{layer}_{instrument}" for layer in LAYERS for instrument in INSTRUMENTS]
-    ended = finished(final(rows))
-    return summarize(ended, module.SETTINGS, [*LAYERS, *scores]) if ended else []
+    return summarize(finished(final(rows)), module.SETTINGS, [*LAYERS, *scores])
 
 
 def failed_settings(module: ModuleType, rows: Rows) -> list[tuple]:
     """Return the settings of which no run finished."""
-    names = [name for name in module.SETTINGS if name != "step"]
     statuses: dict[tuple, set[str]] = {}
-    for row in rows:
-        if HELD_OUT not in row:
-            statuses.setdefault(tuple(row.get(name) for name in names), set()).add(row["status"])
+    for row in final(rows):
+        setting = tuple(row.get(name) for name in module.SETTINGS if name != "step")
+        statuses.setdefault(setting, set()).add(row["status"])
     return [setting for setting, found in statuses.items() if found == {"failed"}]
 
 

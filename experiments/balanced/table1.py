@@ -7,11 +7,10 @@ inner product learns next to nothing (0.43%), and with minus the squared distanc
 
 laptop: 3 similarities x 5 seeds on a tenth of CIFAR-10 in gray at 16 pixels, rates chosen on
         training data; 29 minutes on one CPU core.
-gpu:    3 similarities x 3 seeds, ResNet-18, CIFAR-10, 30 epochs; about 40 minutes on one H100
-        (estimated).
+gpu:    3 x 3 encoders, ResNet-18, CIFAR-10, 30 epochs; 40 minutes on one H100 (estimated).
 paper:  3 encoders of ImageNet (ResNet-50, 100 epochs).
-Result (laptop): cosine is better (supported); that the others learn next to nothing (less than a
-tenth of cosine's gain over the random initialization) is not supported.
+Result (laptop): cosine is better (supported); that the others gain less than a tenth of cosine's
+gain over the random initialization is not supported.
 """
 
 import itertools
@@ -19,16 +18,17 @@ from collections.abc import Mapping, Sequence
 
 from experiments.balanced import settings
 from experiments.lib import rates
-from experiments.lib.evaluation import layers_of
 from experiments.lib.records import Rows, correct, finished
 from experiments.lib.stats import (
     PAPER_PROBE,
+    Claim,
     Comparison,
     Estimate,
     columns_of,
-    compare,
     contrast,
     judge,
+    judge_accuracies,
+    layers_of,
 )
 from experiments.lib.sweep import Run
 from experiments.lib.tables import printed_column
@@ -36,30 +36,29 @@ from experiments.lib.tables import printed_column
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("similarity", "step")
 plot = None
-TABLE = "balanced/table1"
 COSINE = "cosine"
 INITIAL = "random initialization"
 # Names as in the table.
 SIMILARITIES = {COSINE: None, "dot product": "dot", "negative Euclidean distance": "neg_euclidean"}
 LOW_RATES = (0.001, 0.003, 0.01)  # for outputs of any norm
 NOTHING = 0.1  # share of cosine's gain
-TASKS = {"laptop": settings.GRAY, "gpu": settings.GPU, "paper": settings.IMAGENET}
+BASES = {"laptop": settings.GRAY, "gpu": settings.GPU, "paper": settings.IMAGENET}
 SEEDS = {"laptop": range(5), "gpu": range(3), "paper": range(1)}
 
 
 def similarity_runs(scale: str, seeds: Sequence[int]) -> list[Run]:
     """Return NT-Xent with each similarity."""
-    printed = printed_column(TABLE, "linear_top1", "similarity_measure")
+    printed = printed_column("balanced/table1", "linear_top1", "similarity_measure")
     planned = []
     for (label, similarity), seed in itertools.product(SIMILARITIES.items(), seeds):
         objective = settings.SIMCLR.replace(similarity=similarity)
         labels = {"similarity": label, "paper_top1": printed[label]}
         name = f"nt_xent_{similarity}" if similarity else "nt_xent"
-        planned.append(settings.task_run(TASKS[scale], name, objective, seed, labels))
+        planned.append(settings.make_run(BASES[scale], name, objective, seed, **labels))
     return planned
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return candidates of each similarity's rate, then the encoders."""
     planned = []
     for run in similarity_runs(scale, SEEDS[scale]):
@@ -67,10 +66,9 @@ def runs(scale: str, rows: Sequence = ()) -> list[Run]:
         planned.append(run.evaluated(initial=run.labels["similarity"] == COSINE))
     if scale == "paper":
         return planned
-    candidates = rates.candidates(
-        similarity_runs(scale, range(1)), (*LOW_RATES, *settings.candidate_rates(scale))
-    )
-    return settings.choose_then_train(candidates, planned, rows, "similarity")
+    tried = (*LOW_RATES, *settings.RATES[scale])
+    candidates = rates.candidates(similarity_runs(scale, range(1)), tried)
+    return rates.choose_then_train(candidates, planned, rows, "similarity")
 
 
 def analyze(rows: Rows) -> Rows:
@@ -82,18 +80,17 @@ def analyze(rows: Rows) -> Rows:
     }
     groups[INITIAL] = [row for row in done if not row["step"]]
     others = [label for label in SIMILARITIES if label != COSINE]
+    better = [
+        Claim(f"cosine is better than {label}", groups[COSINE], groups[label]) for label in others
+    ]
     table: Rows = []
-    for layer in layers_of(done, ("backbone", "output")):
-        labels = {"layer": layer}
-        better = []
+    for layer in layers_of(done):
         little = []
         for label in others:
-            estimates = compare(groups[COSINE], groups[label], columns_of(layer))
-            better.append(Comparison(f"cosine is better than {label}", estimates, labels=labels))
             gains = gain_beyond_nothing(groups, label, layer)
             claim = f"{label} gains less than a tenth of cosine's gain; gain beyond that"
-            little.append(Comparison(claim, gains, expected=-1, labels=labels))
-        table += judge(better) + judge(little)
+            little.append(Comparison(claim, gains, expected=-1, labels={"layer": layer}))
+        table += judge_accuracies(better, [layer]) + judge(little)
     return table
 
 

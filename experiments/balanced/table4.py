@@ -5,9 +5,8 @@ same size (ImageNet-LT: 115,846 images, 1,280 to 5 per class).
 
     python run.py reproduce balanced/table4 --scale laptop --data-dir DATA
 
-laptop: 5 draws of each subset of CIFAR-10 at 16 pixels (1,280 to 5 images per class); 10 minutes on
-        one CPU core.
-gpu:    5 draws of each subset, ResNet-18, 100 epochs; about 20 minutes on one H100 (estimated).
+laptop: 5 draws of each subset of CIFAR-10 at 16 pixels; 10 minutes on one CPU core.
+gpu:    5 draws of each subset, ResNet-18, 100 epochs; 20 minutes on one H100 (estimated).
 paper:  2 encoders of ImageNet (ResNet-50, 100 epochs).
 Result (laptop): inconclusive; differences are below 0.4 points.
 
@@ -16,33 +15,31 @@ encoder and not to the classifier's training set. The paper does not say which i
 """
 
 import itertools
-from collections.abc import Sequence
 
 from experiments.balanced import settings
-from experiments.lib.evaluation import layers_of
-from experiments.lib.records import Rows, finished, group_by
-from experiments.lib.stats import Comparison, columns_of, compare, judge
+from experiments.lib.records import Rows, group_by
+from experiments.lib.stats import Claim, judge_accuracies
 from experiments.lib.sweep import Run
 from experiments.lib.tables import printed_column
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("classes",)
 plot = None
-GPU = settings.GPU._replace(base=settings.GPU.base.replace(epochs=100))
-TASKS = {"laptop": settings.SUBSETS, "gpu": GPU, "paper": settings.IMAGENET}
+GPU = settings.GPU.replace(epochs=100)
+BASES = {"laptop": settings.SUBSETS, "gpu": GPU, "paper": settings.IMAGENET}
 PROBE_SIZES = {"laptop": 5000, "gpu": 5000, "paper": 115_846}
 SUBSETS = {"uniform": "uniform", "long-tailed": "long_tailed"}  # names as in the table
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return encoders of each subset; each seed draws another subset."""
     printed = printed_column("balanced/table4", "linear_top1", "class_distribution")
     seeds = range(1) if scale == "paper" else range(5)
     planned = []
     for (label, subset), seed in itertools.product(SUBSETS.items(), seeds):
         labels = {"classes": label, "paper_top1": printed[label]}
-        data = {"subset": subset, "subset_seed": seed}
-        run = settings.task_run(TASKS[scale], subset, settings.SIMCLR, seed, labels, **data)
+        run = settings.make_run(BASES[scale], subset, settings.SIMCLR, seed, **labels)
+        run = run.replace(subset=subset, subset_seed=seed)
         planned.append(run.evaluated(probe_size=PROBE_SIZES[scale]))
     return planned
 
@@ -50,9 +47,5 @@ def runs(scale: str, rows: Sequence = ()) -> list[Run]:
 def analyze(rows: Rows) -> Rows:
     """Compare balanced with long-tailed training data, on each layer."""
     groups = group_by(rows, "classes")
-    table: Rows = []
-    for layer in layers_of(finished(rows), ("backbone", "output")):
-        estimates = compare(groups["uniform"], groups["long-tailed"], columns_of(layer))
-        claim = "balanced training data are better than long-tailed data"
-        table += judge([Comparison(claim, estimates, labels={"layer": layer})])
-    return table
+    text = "balanced training data are better than long-tailed data"
+    return judge_accuracies([Claim(text, groups["uniform"], groups["long-tailed"])])

@@ -6,10 +6,7 @@ the least norm of the mean of another class.
 
     python run.py reproduce balanced/theorem4.6 --scale laptop
 
-laptop: the 32 encoders of Figure 4 on digits; 310 anchors each, 16 views for the expectation. 14
-        minutes on one CPU core for the encoders.
-gpu:    the encoders of Figure 5 at that scale.
-paper:  the best encoders of ImageNet.
+laptop, gpu, paper: the encoders of Theorem 4.4.
 Result: not supported; the theorem is false as stated, as a counterexample on the circle shows (left
 side -0.423, right side -0.483). On trained encoders it holds for all anchors, but the mean gap is
 0.73 to 4.35, and the right side exceeds 1, the largest cosine, for 98.5% of anchors.
@@ -19,42 +16,32 @@ The proof divides a negative number by nu <= 1 and calls the result larger (step
 no obtuse angle to the mean of at least one class, or if alpha <= log n.
 """
 
-from functools import cache
-from pathlib import Path
-
 import jax
 import numpy as np
 
-from experiments.balanced import bounds
-from experiments.balanced.bounds import ROUNDING, Sides
+from experiments.balanced import theorem4_4
+from experiments.balanced.theorem4_4 import ROUNDING, Sides
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
 from hypersphere_jax import theory
 
-SCALES = bounds.SCALES
-SETTINGS = bounds.SETTINGS
-runs = bounds.runs
+SCALES = theorem4_4.SCALES
+SETTINGS = theorem4_4.SETTINGS
+runs = theorem4_4.runs
+plot = None
+repelling_bound = jax.jit(theory.repelling_bound, static_argnums=5)
 MEMBERS = 1000  # images of a class in the counterexample
 DEGREES = 115
 
 
-@cache
-def compiled_bound():
-    """Return the compiled bound."""
-    return jax.jit(theory.repelling_bound, static_argnums=5)
-
-
-def sides_at(features: np.ndarray, labels: np.ndarray, alpha: float) -> Sides:
-    """Return both sides for the first view of each image, and where the bracket is not negative."""
-    classes = len(np.unique(labels))
-    bound = compiled_bound()(features[0], labels, features[1:], labels, alpha, classes)
+def repelling_sides(
+    alpha: float, anchors: np.ndarray, views: np.ndarray, classes: np.ndarray
+) -> Sides:
+    """Return both sides for each anchor, and where the bracket is not negative."""
+    count = len(np.unique(classes))
+    bound = repelling_bound(anchors, classes, views, classes, alpha, count)
     left, right, bracket, _ = map(np.asarray, bound)
     return Sides(left, right, bracket >= 0)
-
-
-def sides_of(row: dict, features: np.ndarray, labels: np.ndarray) -> Sides:
-    """Return both sides at the alpha of an encoder's loss."""
-    return sides_at(features, labels, float(row["alpha"]))
 
 
 def counterexample() -> tuple[tuple[np.ndarray, ...], float]:
@@ -75,20 +62,14 @@ def counterexample() -> tuple[tuple[np.ndarray, ...], float]:
 def analyze(rows: Rows) -> Rows:
     """Check the counterexample, and the bound on the anchors of each encoder."""
     example, alpha = counterexample()
-    bound = compiled_bound()(*example, alpha, 3)
+    bound = repelling_bound(*example, alpha, 3)
     left = float(bound[0][0])
     right = float(bound[1][0])
     claim = "the bound holds at the counterexample; right minus left side"
     table = [check(claim, left <= right + ROUNDING, right - left, left=left, right=right)]
-    for (loss, alpha, lam), sides in bounds.measure(rows, sides_of).items():
-        labels = {"loss": loss, "alpha": alpha, "lam": lam}
+    for labels, sides in theorem4_4.measure(rows, repelling_sides):
         labels["bracket_percent"] = 100 * float(sides.allowed.mean())
         labels["vacuous_percent"] = 100 * float((sides.right >= 1).mean())
         claim = "the bound holds for all anchors of an encoder; mean gap"
-        table.append(check(claim, bool(sides.holds.all()), float(sides.gap.mean()), **labels))
+        table.append(check(claim, bool(sides.holds.all()), sides.mean_gap, **labels))
     return table
-
-
-def plot(rows: Rows, path: Path) -> None:
-    """Draw both sides and the gaps."""
-    bounds.plot_sides(bounds.measure(rows, sides_of), path)

@@ -1,14 +1,12 @@
 """Figure B.1 of Chen, Luo & Li: outputs along random directions.
 
-Claim: outputs that are spread over the sphere look normal along random directions. They come closer
-to that as the weight lambda of the spreading term grows (SWD) and as the temperature falls
-(NT-Xent).
+Claim: outputs that are spread over the sphere look normal along random directions, more so with a
+larger weight lambda of the spreading term (SWD) and with a lower temperature (NT-Xent).
 
     python run.py reproduce chen/figureB1 --scale laptop
 
 laptop: 6 settings x 5 seeds on digits, rates chosen on training data; 13 minutes on one CPU core.
-gpu:    6 settings x 3 seeds, ResNet-18, CIFAR-10, 30 epochs; about 50 minutes on one H100
-        (estimated).
+gpu:    6 settings x 3 seeds, ResNet-18, CIFAR-10, 30 epochs; 50 minutes on one H100 (estimated).
 paper:  6 settings (ResNet-50, 100 epochs). The paper's own values are in its picture only.
 Result (laptop): supported for SWD; inconclusive for NT-Xent, although L_uniform falls in all steps.
 
@@ -17,10 +15,10 @@ The distance is Kolmogorov-Smirnov's along 16 random directions, tested by Welch
 
 import itertools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from experiments.chen import settings
 from experiments.lib import rates
@@ -37,28 +35,26 @@ ENCODERS = {
     SWD: {f"lambda {lam:g}": settings.swd("hypersphere", lam) for lam in (0.05, 0.5, 5.0)},
     "NT-Xent": {f"tau {tau:g}": settings.nt_xent(tau) for tau in (2.0, 0.5, 0.1)},
 }
+BASES = {"laptop": settings.LAPTOP, "gpu": settings.GPU, "paper": settings.CIFAR10}
 SEEDS = {"laptop": range(5), "gpu": range(3), "paper": range(1)}
 FOLDS = {"laptop": rates.FOLDS, "gpu": 1}
 METRICS = {"KS distance": "projection_ks_sphere", "L_uniform": "uniform"}
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return candidates of each loss's rate, then the encoders."""
-    base = settings.BASE_OF_SCALE[scale]
+    base = BASES[scale]
     planned = []
     for group, members in ENCODERS.items():
         for (label, objective), seed in itertools.product(members.items(), SEEDS[scale]):
-            name = f"{settings.slug(group)}_{settings.slug(label)}_seed{seed}"
-            run = settings.loss_run(base, name, objective, scale, group=group, label=label)
-            run = run.replace(seed=seed).evaluated(projections=True, protocol=None)
-            planned.append(run)
+            name = f"{settings.slug(group)}_{settings.slug(label)}"
+            labels = {"group": group, "label": label, "name": group}
+            run = settings.loss_run(base, name, objective, seed, **labels)
+            planned.append(run.evaluated(projections=True, protocol=None))
     if scale == "paper":
         return planned
     candidates = settings.rate_candidates(base, FOLDS[scale], [*ENCODERS], scale)
-    if not rates.is_complete(candidates, rows):
-        return candidates
-    final = [settings.with_rate_of(run, run.labels["group"], rows) for run in planned]
-    return [*candidates, *final]
+    return rates.choose_then_train(candidates, planned, rows, "name")
 
 
 def analyze(rows: Rows) -> Rows:
@@ -69,8 +65,8 @@ def analyze(rows: Rows) -> Rows:
         comparisons = []
         for group, members in ENCODERS.items():
             for before, after in itertools.pairwise(members):
-                values = (column(groups[group, label], name) for label in (after, before))
-                estimates = {metric: seed_difference(*values)}
+                sides = [column(groups[group, label], name) for label in (after, before)]
+                estimates = {metric: seed_difference(*sides)}
                 claim = f"{metric} falls from {before} to {after}"
                 comparisons.append(Comparison(claim, estimates, -1, labels={"loss": group}))
         table += judge(comparisons)
@@ -78,7 +74,7 @@ def analyze(rows: Rows) -> Rows:
 
 
 @printed
-def plot(rows: Rows, path: Path | None):
+def plot(rows: Rows, path: Path) -> Figure:
     """Draw histograms of the first seed, a row per encoder and a column per direction."""
     groups = group_by(rates.final(rows), "group", "label")
     first = {key: members[0] for key, members in groups.items()}

@@ -1,46 +1,42 @@
 """Figure B.2 of Chen, Luo & Li: temperature and weight of decoupled NT-Xent.
 
 Claim: temperature and weight of the spreading term can replace each other: the best weight rises
-with the temperature.
+with the temperature. (One sentence of the paper says the opposite. In the scaling of its numbers
+the loss is NT-Xent where d lambda = tau.)
 
     python run.py reproduce chen/figureB2 --scale laptop
 
 laptop: 8 temperatures x 6 weights x 5 seeds on digits, a rate per temperature chosen on training
         data; 80 minutes on one CPU core (240 of 432 runs have no recorded training time).
-gpu:    6 temperatures x 4 weights x 2 seeds, ResNet-18, CIFAR-10, 10 epochs at the authors' rate;
-        about an hour on one H100 (estimated).
+gpu:    6 x 4 cells x 2 seeds, ResNet-18, CIFAR-10, 10 epochs; an hour on one H100 (estimated).
 paper:  the 96 cells of the figure (ResNet-18, 200 epochs, the authors' rate).
 Result (laptop): inconclusive. The rank correlation is 0.78 by logistic regression and 0.45 by 5-NN.
-
-One sentence of the paper says that a higher temperature is like a larger weight, the opposite. In
-the scaling of its numbers the loss is NT-Xent along d lambda = tau (dashed line of the plot).
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from experiments.chen import settings
 from experiments.lib import rates
-from experiments.lib.evaluation import layers_of
-from experiments.lib.plots import grid_of, heat_maps
-from experiments.lib.ranks import permutation_p, spearman
+from experiments.lib.plots import heat_maps
+from experiments.lib.ranks import setting_correlation
 from experiments.lib.records import Rows, correct, group_by
-from experiments.lib.stats import Comparison, Estimate, bootstrap, columns_of, judge, resample
+from experiments.lib.stats import Comparison, Estimate, columns_of, judge, layers_of, resample
 from experiments.lib.sweep import Run
 from experiments.lib.tables import printed_column, table_rows
+from hypersphere_jax.configs import PretrainConfig
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("tau", "lam")
 FIGURE = "chen/figureB2"
 TAUS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # all of the paper's
 LAMBDAS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0)  # 6 of its 12
-GPU = settings.GPU.replace(epochs=10, warmup_epochs=1)
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return candidates of each temperature's rate, then the grid."""
     if scale == "paper":
         return [
@@ -49,34 +45,31 @@ def runs(scale: str, rows: Sequence = ()) -> list[Run]:
         ]
     if scale == "gpu":
         cells = itertools.product(TAUS[2:], LAMBDAS[1:5], range(2))
-        return [cell_run(GPU, tau, lam, seed, scale) for tau, lam, seed in cells]
+        return [cell_run(settings.SHORT[scale], *cell) for cell in cells]
     # Each inner weight judges the rates of a temperature on another fold.
     inner = []
     for tau, (fold, lam) in itertools.product(TAUS, enumerate(LAMBDAS[1:-1])):
-        run = cell_run(settings.LAPTOP, tau, lam, fold, scale)
+        run = cell_run(settings.LAPTOP, tau, lam, fold)
         inner.append(run.replace(folds=rates.FOLDS, fold=fold))
-    candidates = rates.candidates(inner, settings.RATES)
-    if not rates.is_complete(candidates, rows):
-        return candidates
+    candidates = rates.candidates(inner, settings.RATES[scale])
     cells = itertools.product(TAUS, LAMBDAS, range(5))
-    grid = [cell_run(settings.LAPTOP, tau, lam, seed, scale) for tau, lam, seed in cells]
-    return [*candidates, *rates.at_chosen(grid, rows, "tau")]
+    grid = [cell_run(settings.LAPTOP, *cell) for cell in cells]
+    return rates.choose_then_train(candidates, grid, rows, "tau")
 
 
-def cell_run(base, tau: float, lam: float, seed: int, scale: str) -> Run:
+def cell_run(base: PretrainConfig, tau: float, lam: float, seed: int) -> Run:
     """Return the run of a cell of the grid."""
     paper = printed_column(FIGURE, "top1", "tau", "lambda").get((tau, lam))
     labels = {"tau": tau, "lam": lam, "paper_top1": paper}
     objective = settings.decoupled(tau, lam, self_similarity=True)
-    name = f"decoupled_tau{tau:g}_lam{lam:g}_seed{seed}"
-    return settings.loss_run(base, name, objective, scale, **labels).replace(seed=seed)
+    return settings.loss_run(base, f"decoupled_tau{tau:g}_lam{lam:g}", objective, seed, **labels)
 
 
 def analyze(rows: Rows) -> Rows:
     """Correlate temperature and best weight, on each layer."""
     groups = group_by(rates.final(rows), "tau", "lam")
     table: Rows = []
-    for layer in layers_of(next(iter(groups.values())), ("backbone", "output")):
+    for layer in layers_of(next(iter(groups.values()))):
         estimates = {}
         for instrument, score in columns_of(layer).items():
             cells = {cell: correct(group, score) for cell, group in groups.items()}
@@ -89,9 +82,6 @@ def analyze(rows: Rows) -> Rows:
 def best_weight_correlation(cells: Mapping[tuple[float, float], np.ndarray]) -> Estimate:
     """Return the rank correlation of temperature and best weight.
 
-    The interval resamples seeds and test samples. The p-value is the larger one of that bootstrap
-    and of an exact permutation test over the temperatures.
-
     Args:
       cells: (tau, lambda) -> booleans `[seeds, n]`, a full grid.
     """
@@ -99,13 +89,11 @@ def best_weight_correlation(cells: Mapping[tuple[float, float], np.ndarray]) -> 
     lams = sorted({lam for _, lam in cells})
     ordered = [cells[cell] for cell in itertools.product(taus, lams)]
     means = np.array([of.mean() for of in ordered]).reshape(len(taus), len(lams), 1)
-    best = best_columns(means)[:, 0]
-    numbers = np.arange(len(taus), dtype=float)[:, None]
-    effect = float(spearman(numbers, best[:, None])[0])
-    drawn = best_columns(resample(ordered).reshape(len(taus), len(lams), -1))
-    estimate = bootstrap(effect, spearman(np.broadcast_to(numbers, drawn.shape), drawn))
-    p = max(estimate.p, permutation_p(range(len(taus)), best))
-    return estimate._replace(p=p, single_seed=min(map(len, ordered)) == 1)
+    drawn, _ = resample(ordered)
+    drawn_best = best_columns(drawn.reshape(len(taus), len(lams), -1))
+    drawn_taus = np.broadcast_to(np.array(taus)[:, None], drawn_best.shape)
+    estimate = setting_correlation(taus, best_columns(means)[:, 0], drawn_taus, drawn_best)
+    return estimate._replace(single_seed=min(map(len, ordered)) == 1)
 
 
 def best_columns(accuracies: np.ndarray) -> np.ndarray:
@@ -120,14 +108,10 @@ def best_columns(accuracies: np.ndarray) -> np.ndarray:
 
 def plot(rows: Rows, path: Path) -> None:
     """Draw the grid by each instrument."""
-    final = rates.final(rows)
-    groups = group_by(final, "tau", "lam")
+    groups = group_by(rates.final(rows), "tau", "lam")
     grids = {}
-    for layer in layers_of(next(iter(groups.values())), ("backbone", "output")):
+    for layer in layers_of(next(iter(groups.values()))):
         for instrument, score in columns_of(layer).items():
             means = {cell: 100 * correct(of, score).mean() for cell, of in groups.items()}
-            grids[f"{layer}: {instrument}"] = grid_of(means)
-    dim = final[-1]["dim"]
-    heat_maps(
-        grids, path, row="tau", column="lambda", best_of_row=True, ridge=lambda tau: tau / dim
-    )
+            grids[f"{layer}: {instrument}"] = means
+    heat_maps(grids, path, row="tau", column="lambda")

@@ -7,11 +7,9 @@ as low as it gets, for LogSumExp (the second term of NT-Xent) and for SWD.
 
 laptop: 3 losses x 2 batches x 5 numbers of bits x 5 seeds, 5,000 images of 8 pixels; 24 minutes on
         one CPU core.
-gpu:    3 losses x 2 batches x 6 numbers of bits x 3 seeds, ResNet-18, 10 epochs; about 40 minutes
-        on one H100 (estimated).
+gpu:    3 x 2 x 6 settings x 3 seeds, ResNet-18, 10 epochs; 40 minutes on one H100 (estimated).
 paper:  ResNet-18, 400 epochs. Its temperatures, batches and bits are in its picture only.
-Result (laptop): supported for LogSumExp at tau 0.5 and for SWD; not supported for LogSumExp at
-tau 0.1.
+Result (laptop): supported for LogSumExp at tau 0.5 and for SWD; not supported at tau 0.1.
 
 A loss is saturated by 8 bits if they gain more than 95% of the gain of the most bits. The scale is
 0 for equal outputs and 1 for uniform points. Tests are over seeds; no test data take part.
@@ -24,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.chen import settings
@@ -58,32 +55,19 @@ SATURATED = 95.0  # percent
 DRAWS = 20  # samples of uniform points
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return runs that minimize only the spreading term, on bits that differ between seeds."""
-    bases = {
-        "laptop": settings.LAPTOP.replace(image_size=8),
-        "gpu": settings.GPU.replace(epochs=10, warmup_epochs=1),
-        "paper": settings.RESNET18,
-    }
-    base = bases[scale]
-    prefix = "chen_gpu" if scale == "gpu" else "chen"
     cells = itertools.product(LOSSES.items(), BATCHES[scale], BITS[scale], SEEDS[scale])
     planned = []
-    for (name, objective), batch, bits, seed in cells:
-        config = base.replace(
-            name=f"{prefix}_{settings.slug(name)}_batch{batch}_bits{bits}_seed{seed}",
-            seed=seed,
-            subset_seed=seed,
-            data="random_bits",
-            recipe="none",
-            bits=bits,
-            batch_size=batch,
-            **vars(objective),
-        )
+    for (label, objective), batch, bits, seed in cells:
+        name = f"{settings.slug(label)}_batch{batch}_bits{bits}"
+        run = settings.loss_run(settings.SHORT[scale], name, objective, seed, name=label, bits=bits)
+        run = run.replace(data="random_bits", recipe="none", bits=bits, subset_seed=seed)
+        run = run.replace(batch_size=batch)
         if scale == "laptop":
             epochs = EPOCHS[batch]
-            config = config.replace(fraction=0.1, epochs=epochs, warmup_epochs=epochs / 10)
-        planned.append(Run(config, {"name": name, "bits": bits}, Evaluation(only_loss=True)))
+            run = run.replace(image_size=8, fraction=0.1, epochs=epochs, warmup_epochs=epochs / 10)
+        planned.append(Run(run.config, run.labels, Evaluation(only_loss=True)))
     return planned
 
 
@@ -103,11 +87,9 @@ def reference(name: str, n: int, d: int) -> tuple[float, float]:
     """
     if name == SWD:
         keys = jax.random.split(jax.random.key(0), (DRAWS, 2))
-
-        def uniform_points_loss(keys: jax.Array) -> jax.Array:
-            return prior_matching_loss(keys[0], theory.uniform_sphere(keys[1], n, d))
-
-        return 2 / d, float(jnp.mean(jax.jit(jax.vmap(uniform_points_loss))(keys)))
+        points = [theory.uniform_sphere(pair[1], n, d) for pair in keys]
+        losses = [prior_matching_loss(pair[0], x) for pair, x in zip(keys, points, strict=True)]
+        return 2 / d, float(np.mean(losses))
     kappa = 1 / LOSSES[name].loss_tau
     uniform = theory.vmf_log_normalizer(d, kappa) - theory.sphere_log_area(d)
     return kappa + math.log(n - 1), uniform + math.log(n - 1)
@@ -147,4 +129,5 @@ def plot(rows: Rows, path: Path) -> None:
         for bits, of in sorted(group_by(group, "bits").items()):
             points.append(point(bits, seed_difference([gained(row) for row in of])))
         panels.setdefault(name.partition(" (")[0], {})[f"batch {batch}"] = points
-    curves(panels, path, x="bits in the images", y="gain", levels={"uniform outputs": 1.0})
+    labels = {"xlabel": "bits in the images", "ylabel": "gain"}
+    curves(panels, path, levels={"uniform outputs": 1.0}, **labels)

@@ -13,20 +13,14 @@ root. Not printed, and taken from SimCLR: LARS, ten epochs of warm-up, a cosine,
 (ImageNet) and 1e-4 (CIFAR-10), and linear evaluation by LARS with batches of 4,096 for 90 epochs.
 """
 
+import itertools
 from typing import Any
 
-from experiments.lib import rates
+from experiments.lib import laptop, rates
 from experiments.lib.evaluation import Evaluation
-from experiments.lib.records import Rows
 from experiments.lib.sweep import Run
 from experiments.lib.tables import TableRow, printed_scores
-from hypersphere_jax.configs import (
-    DataConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PretrainConfig,
-    section,
-)
+from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig
 
 FACTOR = 1000.0  # scales losses that use the mean squared difference of normalized outputs
 
@@ -73,7 +67,7 @@ LOSSES = {
 }
 
 CIFAR10 = PretrainConfig(
-    name="chen_cifar10",
+    name="chen",
     data="cifar10",
     recipe="simclr_cifar",
     model="resnet50",
@@ -93,7 +87,6 @@ CIFAR10 = PretrainConfig(
     log_every_steps=100,
 )
 IMAGENET = CIFAR10.replace(
-    name="chen_imagenet",
     data="imagenet2012",
     recipe="simclr_imagenet",
     dim=128,
@@ -118,56 +111,26 @@ GPU = RESNET18.replace(
     dtype="bfloat16",
     log_every_steps=20,
 )
-# Laptop scale: a small network and digits, 20 epochs of 10 steps. Rates are chosen on training data
-# except in Figure C.1, where no test data take part.
-LAPTOP_OPTIMIZER = section(CIFAR10, OptimizerConfig).replace(
-    epochs=20, learning_rate=4.0, warmup_epochs=2
-)
-LAPTOP = PretrainConfig(
-    name="chen_laptop",
-    data="digits",
-    model="small_cnn",
-    dim=32,
-    width=0.5,
-    head="simclr2",
-    **vars(LOSSES["NT-Xent"]),
-    **vars(LAPTOP_OPTIMIZER),
-    devices=1,
-    log_every_steps=10,
-)
-# A harder task for the same network: a tenth of CIFAR-10 in gray at 16 pixels, all test images.
-GRAY = DataConfig("cifar10", channels=1, fraction=0.1)
-GRAY_LAPTOP = LAPTOP.replace(
-    name="chen_grey",
-    **vars(GRAY.replace(recipe="simclr_cifar")),
-    image_size=16,
-    epochs=8,
-    warmup_epochs=1,
-)
-RATES = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
-GPU_RATES = (0.8, 3.2, 12.8)
-EVALUATION = Evaluation(layers=("backbone",), protocol="simclr", folds=None)
+# Rates are chosen on training data, except in Figure C.1, where no test data take part.
+LAPTOP = CIFAR10.replace(**laptop.DIGITS, dim=32, learning_rate=4.0, warmup_epochs=2)
+GRAY = LAPTOP.replace(**laptop.GRAY, name="chen_grey", recipe="simclr_cifar", warmup_epochs=1)
+# Shorter training where many settings are compared.
+SHORT = {"laptop": LAPTOP, "gpu": GPU.replace(epochs=10, warmup_epochs=1), "paper": RESNET18}
+RATES = {"laptop": (0.25, 1.0, 4.0, 16.0, 64.0, 256.0), "gpu": (0.8, 3.2, 12.8)}
+PAPERS_LAYER = Evaluation(layers=("backbone",), protocol="simclr", folds=None)
 BOTH_LAYERS = Evaluation(layers=("backbone", "output"), protocol="simclr", folds=None)
-BASE_OF_SCALE = {"laptop": LAPTOP, "gpu": GPU, "paper": CIFAR10}
-
-
-def evaluation_of(scale: str) -> Evaluation:
-    """Return the paper's evaluation; below paper scale also of the output."""
-    return EVALUATION if scale == "paper" else BOTH_LAYERS
 
 
 def loss_run(
-    base: PretrainConfig, name: str, objective: ObjectiveConfig, scale: str, /, **labels: Any
+    base: PretrainConfig, name: str, objective: ObjectiveConfig, seed: int, /, **labels: Any
 ) -> Run:
-    """Return a run with a loss; its name starts with `chen`, and with the base where needed."""
-    prefixes = {GRAY_LAPTOP.name: "chen_grey", GPU.name: "chen_gpu"}
-    full_name = f"{prefixes.get(base.name, 'chen')}_{name}"
-    config = base.replace(name=full_name, **vars(objective))
-    return Run(config, labels, evaluation_of(scale))
+    """Return a run with a loss, with the name of its base in front."""
+    config = base.replace(name=f"{base.name}_{name}_seed{seed}", seed=seed, **vars(objective))
+    return Run(config, labels, BOTH_LAYERS)
 
 
-def row_config(row: TableRow) -> PretrainConfig:
-    """Return the config of a row of Tables D.1 to D.3, or of Figure B.2."""
+def row_run(row: TableRow, **labels: Any) -> Run:
+    """Return the run of a row of Tables D.1 to D.3 or Figure B.2, with the printed accuracy."""
     base = BASES[row.table]
     values = row.values
     if "tau" in values:
@@ -176,29 +139,18 @@ def row_config(row: TableRow) -> PretrainConfig:
         objective = LOSSES[values["loss"]]
         base = base.replace(batch_size=values["batch_size"], epochs=values["epochs"])
     name = f"{row.table.replace('/', '_')}_row{row.number}"
-    return base.replace(name=name, **vars(objective))
-
-
-def row_run(row: TableRow, **labels: Any) -> Run:
-    """Return the run of a table's row, with the printed accuracy as `paper_top1`."""
     labels |= {"table": row.table, "row": row.number}
     labels |= {f"paper_{name}": value for name, value in printed_scores(row).items()}
-    return Run(row_config(row), labels, EVALUATION)
+    return Run(base.replace(name=name, **vars(objective)), labels, PAPERS_LAYER)
 
 
 def rate_candidates(base: PretrainConfig, folds: int, names: list[str], scale: str) -> list[Run]:
     """Return candidates of the rates of losses, a seed per fold."""
     planned = []
-    for name in names:
-        for fold in range(folds):
-            run = loss_run(base, f"{slug(name)}_seed{fold}", LOSSES[name], scale, name=name)
-            planned.append(run.replace(seed=fold, folds=rates.FOLDS, fold=fold))
-    return rates.candidates(planned, RATES if scale == "laptop" else GPU_RATES)
-
-
-def with_rate_of(run: Run, name: str, rows: Rows) -> Run:
-    """Return the run at the rate that was chosen for a loss."""
-    return rates.with_rate(run, rates.chosen(rows, "name")[name])
+    for name, fold in itertools.product(names, range(folds)):
+        run = loss_run(base, slug(name), LOSSES[name], fold, name=name)
+        planned.append(run.replace(folds=rates.FOLDS, fold=fold))
+    return rates.candidates(planned, RATES[scale])
 
 
 def slug(name: str) -> str:

@@ -1,15 +1,13 @@
 """Table D.1 of Chen, Luo & Li: five contrastive losses on CIFAR-10.
 
-Claim: which distribution the outputs are spread over matters little: the five losses give encoders
-that are about equally good. The paper's five are 2.7 points apart after 100 epochs and 0.6 after
-800, so equivalence means all ten differences within 0.6 points.
+Claim: it matters little which distribution the outputs are spread over. The paper's five losses are
+2.7 points apart after 100 epochs and 0.6 after 800, so all differences should be within 0.6.
 
     python run.py reproduce chen/tableD1 --scale laptop --data-dir DATA
 
 laptop: 5 losses x 8 seeds on a tenth of CIFAR-10 in gray at 16 pixels, rates chosen on training
         data; 45 minutes on one CPU core.
-gpu:    5 losses x 3 seeds, ResNet-18, CIFAR-10, 30 epochs of batch 512; about an hour on one H100
-        (estimated).
+gpu:    5 losses x 3 seeds, ResNet-18, CIFAR-10, 30 epochs; an hour on one H100 (estimated).
 paper:  80 encoders (ResNet-50, 100 to 800 epochs, the authors' rate).
 Result (laptop): not supported: NT-Xent is more than 0.6 points better than SWD (uniform
 hypersphere).
@@ -19,18 +17,9 @@ import itertools
 from collections.abc import Sequence
 
 from experiments.chen import settings
-from experiments.lib import rates
-from experiments.lib.evaluation import layers_of
+from experiments.lib import rates, stats
 from experiments.lib.records import Rows, correct, group_by
-from experiments.lib.stats import (
-    INCONCLUSIVE,
-    NOT_SUPPORTED,
-    SUPPORTED,
-    Comparison,
-    columns_of,
-    compare,
-    judge,
-)
+from experiments.lib.stats import Comparison, columns_of, compare, judge
 from experiments.lib.sweep import Run
 from experiments.lib.tables import table_rows
 
@@ -40,23 +29,19 @@ plot = None
 TABLE = "chen/tableD1"
 MARGIN = 0.6  # points: the range of the paper's five losses after 800 epochs
 SEEDS = {"laptop": range(8), "gpu": range(3)}
-BASES = {"laptop": settings.GRAY_LAPTOP, "gpu": settings.GPU}
+BASES = {"laptop": settings.GRAY, "gpu": settings.GPU}
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return candidates of each loss's rate, then the encoders."""
     if scale == "paper":
         return [settings.row_run(row, name=row.values["loss"]) for row in table_rows(TABLE)]
     base = BASES[scale]
-    candidates = settings.rate_candidates(base, 1, [*settings.LOSSES], scale)
-    if not rates.is_complete(candidates, rows):
-        return candidates
     planned = []
     for (name, objective), seed in itertools.product(settings.LOSSES.items(), SEEDS[scale]):
-        run_name = f"{settings.slug(name)}_seed{seed}"
-        run = settings.loss_run(base, run_name, objective, scale, name=name)
-        planned.append(settings.with_rate_of(run.replace(seed=seed), name, rows))
-    return [*candidates, *planned]
+        planned.append(settings.loss_run(base, settings.slug(name), objective, seed, name=name))
+    candidates = settings.rate_candidates(base, 1, [*settings.LOSSES], scale)
+    return rates.choose_then_train(candidates, planned, rows, "name")
 
 
 def analyze(rows: Rows) -> Rows:
@@ -65,15 +50,14 @@ def analyze(rows: Rows) -> Rows:
     if min(map(len, groups.values())) < 2:
         return []
     table: Rows = []
-    for layer in layers_of(groups["NT-Xent"], ("backbone", "output")):
+    for layer in stats.layers_of(groups["NT-Xent"]):
         columns = columns_of(layer)
         best_first = sorted(
             groups, key=lambda name: -correct(groups[name], columns["logistic"]).mean()
         )
-        pairs = [*itertools.combinations(best_first, 2)]
         differences = []
         beyond = []
-        for a, b in pairs:
+        for a, b in itertools.combinations(best_first, 2):
             estimates = compare(groups[a], groups[b], columns)
             claim = f"{a} is better than {b}"
             differences.append(Comparison(claim, estimates, labels={"layer": layer}))
@@ -92,11 +76,11 @@ def equivalence(differences: Sequence[Comparison], beyond: Sequence[Comparison])
     """
     deciding = [each for comparison in differences for each in comparison.deciding]
     widest = max(max(abs(each.low), abs(each.high)) for each in deciding)
-    verdict = INCONCLUSIVE
+    verdict = stats.INCONCLUSIVE
     if widest < MARGIN:
-        verdict = SUPPORTED
-    if any(row["verdict"] == SUPPORTED for row in judge(beyond)):
-        verdict = NOT_SUPPORTED
+        verdict = stats.SUPPORTED
+    if any(row["verdict"] == stats.SUPPORTED for row in judge(beyond)):
+        verdict = stats.NOT_SUPPORTED
     claim = f"all differences are within {MARGIN} points; largest one"
     largest = max(abs(each.effect) for each in deciding)
     return {"claim": claim, "effect": largest, "widest_interval": widest, "verdict": verdict}

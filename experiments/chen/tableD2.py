@@ -9,31 +9,18 @@ paper: 120 encoders (ResNet-50, 100 to 800 epochs); days on 8 GPUs each (estimat
 Not run.
 """
 
-from collections.abc import Sequence
-
 from experiments.chen import settings
-from experiments.lib.records import Rows, finished
+from experiments.lib.records import Rows
 from experiments.lib.sweep import Run
-from experiments.lib.tables import table_rows
+from experiments.lib.tables import differences, table_rows
 
 SCALES = ("paper",)
 SETTINGS = ("table", "name", "batch", "epochs")
 plot = None
+analyze = differences
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return the encoders of both tables' rows."""
     both = (*table_rows("chen/tableD2"), *table_rows("chen/tableD3"))
     return [settings.row_run(row, name=row.values["loss"]) for row in both]
-
-
-def analyze(rows: Rows) -> Rows:
-    """Return the difference from the printed accuracy of each row."""
-    return [
-        {
-            "table": row["table"],
-            "row": row["row"],
-            "effect": row["backbone_linear"] - row["paper_top1"],
-        }
-        for row in finished(rows)
-    ]

@@ -1,9 +1,8 @@
 """Features on the circle: densities in the plane and over the angle."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,68 +14,39 @@ from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
 
 BANDWIDTH = 0.1
 KAPPA = BANDWIDTH**-2  # a von Mises-Fisher kernel of about the same width
-PANELS_ACROSS = 4
 CAPTION = (
     "shading: Gaussian KDE, up to each panel's maximum; "
     "curves: von Mises-Fisher KDE; dashed: the uniform density 1/2π"
 )
 
 
-@printed
-def circle_figure(
-    encoders: Sequence[Mapping[str, Any]], path: Path | None, classes: Sequence[int]
-) -> Figure:
-    """Draw a row per encoder: distances of positive pairs, all features, and features of classes.
+class Band(NamedTuple):
+    """A row of a figure: features `[n, 2]` by title, and distances of positive pairs `[n]`."""
 
-    Args:
-      encoders: each with "name", "features" `[n, 2]`, "labels" `[n]`, "pair_distances" `[n]` and
-        "class_names".
-      path: file of the PNG.
-      classes: labels to draw.
-    """
-    figure = Figure(figsize=(PAGE_WIDTH, 2.2 * len(encoders)), dpi=DPI, layout="constrained")
-    bands = figure.subfigures(len(encoders), 1, squeeze=False)[:, 0]
+    name: str
+    panels: Mapping[str, np.ndarray]
+    pair_distances: np.ndarray | None = None
+
+
+@printed
+def circle_figure(rows: Sequence[Band], path: Path | None) -> Figure:
+    """Draw the density of features on the circle, and histograms of pair distances."""
+    figure = Figure(figsize=(PAGE_WIDTH, 2.6 * len(rows)), dpi=DPI, layout="constrained")
+    bands = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
     angle = None
-    for band, encoder in zip(bands, encoders, strict=True):
-        features = np.asarray(encoder["features"])
-        labels = np.asarray(encoder["labels"])
-        groups = {"all classes": features}
-        for label in classes:
-            groups[encoder["class_names"][label]] = features[labels == label]
-        band.suptitle(encoder["name"], x=0.01, ha="left", weight="bold")
-        cells = band.add_gridspec(2, 1 + len(groups), height_ratios=(2, 1))
-        _draw_distances(band.add_subplot(cells[:, 0]), np.asarray(encoder["pair_distances"]))
-        for place, (title, points) in enumerate(groups.items(), start=1):
+    for band, (name, panels, distances) in zip(bands, rows, strict=True):
+        band.suptitle(name, x=0.01, ha="left", weight="bold")
+        first = 0 if distances is None else 1
+        cells = band.add_gridspec(2, first + len(panels), height_ratios=(2, 1))
+        if distances is not None:
+            _draw_distances(band.add_subplot(cells[:, 0]), distances)
+        for place, (title, points) in enumerate(panels.items(), first):
             plane = band.add_subplot(cells[0, place], title=title)
             angle = band.add_subplot(cells[1, place], sharey=angle)
-            _draw_densities(plane, angle, points, labelled=place == 1)
-            angle.tick_params(labelleft=place == 1)
-    angle.set_ylim(bottom=0)
-    figure.supxlabel(CAPTION, fontsize=8)
-    return save_figure(figure, path)
-
-
-@printed
-def potential_figure(panels: Sequence[Mapping[str, Any]], path: Path | None, t: float) -> Figure:
-    """Draw points on the circle, titled with their mean Gaussian potential at scale t.
-
-    Args:
-      panels: each with "name", "features" `[n, 2]` and "potential".
-      path: file of the PNG.
-      t: scale of the potential.
-    """
-    down = -(-len(panels) // PANELS_ACROSS)
-    across = min(PANELS_ACROSS, len(panels))
-    figure = Figure(figsize=(PAGE_WIDTH, 2.8 * down + 0.2), dpi=DPI, layout="constrained")
-    cells = figure.add_gridspec(2 * down, across, height_ratios=(2, 1) * down)
-    angle = None
-    for index, panel in enumerate(panels):
-        row, place = divmod(index, across)
-        name = textwrap.fill(panel["name"], 20)
-        title = f"{name}\nmean $G_{{{t:g}}}$ {panel['potential']:.4f}"
-        plane = figure.add_subplot(cells[2 * row, place], title=title)
-        angle = figure.add_subplot(cells[2 * row + 1, place], sharey=angle)
-        _draw_densities(plane, angle, np.asarray(panel["features"]), labelled=place == 0)
+            _draw_densities(plane, angle, np.asarray(points))
+            angle.tick_params(labelleft=place == first)
+            if place == first:
+                angle.set_ylabel("density\n(1/rad)")
     angle.set_ylim(bottom=0)
     figure.supxlabel(CAPTION, fontsize=8)
     return save_figure(figure, path)
@@ -104,7 +74,7 @@ def _draw_distances(axes: Axes, distances: np.ndarray) -> None:
     axes.set_xlabel(r"positive-pair $\ell_2$ distance")
 
 
-def _draw_densities(plane: Axes, angle: Axes, features: np.ndarray, labelled: bool) -> None:
+def _draw_densities(plane: Axes, angle: Axes, features: np.ndarray) -> None:
     """Draw features `[n, 2]` over their density, and the density of their angles."""
     grid = np.linspace(-1.35, 1.35, 136)
     density = gaussian_kde_2d(features, grid, BANDWIDTH)
@@ -119,5 +89,3 @@ def _draw_densities(plane: Axes, angle: Axes, features: np.ndarray, labelled: bo
     angle.axhline(1 / (2 * np.pi), linestyle="--", color="gray", linewidth=1)
     angle.set(xlim=(-np.pi, np.pi), xlabel="angle (rad)")
     angle.set_xticks((-np.pi, 0, np.pi), ("−π", "0", "π"))
-    if labelled:
-        angle.set_ylabel("density\n(1/rad)")

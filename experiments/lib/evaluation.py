@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,16 +65,15 @@ def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
         steps = [*_kept_steps(folder)]
     if evaluation.initial:
         steps = [0, *steps]
+    measure_scores = _accuracies
+    if evaluation.depth:
+        measure_scores = _depth_errors
+    if evaluation.tasks:
+        measure_scores = _task_accuracies
     rows = []
     for step in steps:
-        row = _metrics(folder, step, evaluation)
-        if evaluation.depth:
-            row |= _depth_errors(folder, step, evaluation)
-        elif evaluation.tasks:
-            row |= _task_accuracies(folder, step, evaluation)
-        else:
-            row |= _accuracies(folder, step, evaluation)
-        rows.append(row)
+        metrics = _metrics(folder, step, evaluation)
+        rows.append(metrics | measure_scores(folder, step, evaluation))
     # Cached features of all checkpoints are large compared with the rest of a run.
     shutil.rmtree(folder / "features", ignore_errors=True)
     return rows
@@ -96,25 +94,19 @@ def output_features(folder: Path, step: int | None = None) -> dict[str, Any]:
     }
 
 
-def view_features(folder: Path, views: int, per_class: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs of random views of test images, equally many per class.
-
-    Args:
-      folder: the run's folder.
-      views: number of views of each image, rounded up to an even number.
-      per_class: images of each class, at most.
+def view_features(folder: Path, pairs: int, per_class: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return outputs of pairs of random views of test images, equally many per class.
 
     Returns:
-      Features `[views, n, d]` and labels `[n]` from 0.
+      Features `[2 pairs, n, d]` and labels `[n]` from 0.
     """
     encoder = run_dir.load_encoder(folder)
     test = run_dir.test_split(data.load(encoder.config))
     classes, sizes = np.unique(test.labels[test.labels >= 0], return_counts=True)
     images = uniform(test, 0, min(int(sizes.min()), per_class) * len(classes))
     devices = distributed.local_devices(1)
-    pairs = [pair_features(encoder, images, devices, seed) for seed in range(-(-views // 2))]
-    features = np.stack([view for pair in pairs for view in pair])
-    return features, np.searchsorted(classes, images.labels)
+    views = [pair_features(encoder, images, devices, seed) for seed in range(pairs)]
+    return np.concatenate(views), np.searchsorted(classes, images.labels)
 
 
 def _kept_steps(folder: Path) -> list[int]:
@@ -133,52 +125,46 @@ def _final_loss(folder: Path) -> dict[str, Any]:
 
 def _metrics(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
     parts = ("projections",) if evaluation.projections else ()
-    config = MetricsConfig(str(folder), parts=parts, step=step)
-    metrics = run_metrics(config)
-    row = {"step": metrics["step"]} | _with_errors(metrics, "align", "uniform")
+    metrics = run_metrics(MetricsConfig(str(folder), parts=parts, step=step))
+    names = ["step", "align", "uniform"]
     if evaluation.projections:
-        names = ("sliced_wasserstein", "projection_ks_sphere", "uniform_optimum")
-        row |= {name: metrics[name] for name in (*names, "projection_half_width")}
+        names += ["projection_ks_sphere", "projection_half_width"]
+    row = {name: metrics[name] for name in names}
+    if evaluation.projections:
         counts = [direction["counts"] for direction in metrics["projections"][:HISTOGRAMS]]
         row["projection_counts"] = "; ".join(" ".join(map(str, of)) for of in counts)
     if evaluation.prototype:
-        config = dataclasses.replace(config, parts=("prototype",), split="train")
-        row |= _with_errors(run_metrics(config), "prototype_bias")
+        config = MetricsConfig(str(folder), parts=("prototype",), step=step, split="train")
+        row["prototype_bias"] = run_metrics(config)["prototype_bias"]
     return row
-
-
-def _with_errors(metrics: dict[str, Any], *names: str) -> dict[str, float]:
-    errors = {f"{name}_error": metrics[f"{name}_standard_error"] for name in names}
-    return {name: metrics[name] for name in names} | errors
 
 
 def _accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
     """Return the accuracy of each layer by each instrument, in percent."""
     papers = () if evaluation.protocol is None else (evaluation.protocol,)
-    options: dict[str, Any] = {
-        "protocols": ("lbfgs", "knn", *papers),
-        "folds": evaluation.folds,
-        "standardize": True,
-        "as_printed": bool(papers),
-        "k": evaluation.neighbours,
-    }
+    config = ProbeConfig(
+        (str(folder),),
+        layers=evaluation.layers,
+        protocols=("lbfgs", "knn", *papers),
+        folds=evaluation.folds,
+        standardize=True,
+        as_printed=bool(papers),
+        k=evaluation.neighbours,
+        step=step,
+    )
+    scores = []
     if evaluation.probe_size is None:
-        layers = evaluation.layers
-        scores = run_probe(ProbeConfig((str(folder),), layers=layers, step=step, **options))
+        scores = run_probe(config)
     else:
-        scores = []
         for layer in evaluation.layers:
             file = _balanced_features(folder, step, layer, evaluation.probe_size)
-            for score in run_probe(ProbeConfig((str(file),), **options)):
-                scores.append({**score, "layer": layer})
+            of_file = dataclasses.replace(config, runs=(str(file),), layers=("output",), step=None)
+            scores += [score | {"layer": layer} for score in run_probe(of_file)]
     row: dict[str, Any] = {PREDICTIONS: {}}
     for score in scores:
         names = {"lbfgs": "logistic", "knn": f"knn{score.get('k')}"}
         name = f"{score['layer']}_{names.get(score['protocol'], 'linear')}"
         _add_score(row, name, score)
-        if score["protocol"] != "knn":
-            row[f"{name}_cv"] = score["valid_top1"]
-            row[f"{name}_top5"] = score["top5"]
     return row
 
 
@@ -224,23 +210,18 @@ def _task_accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> 
     for score in run_probe(config):
         name = score["task"]
         if score["layer"] != "output":
-            name = f"{name}_{score['layer']}"
+            name += f"_{score['layer']}"
         if score["protocol"] == "knn":
-            _add_score(row, f"{name}_knn{score['k']}", score)
-        else:
-            _add_score(row, name, score)
-            row[f"{name}_cv"] = score["valid_top1"]
+            name += f"_knn{score['k']}"
+        _add_score(row, name, score)
     return row
 
 
 def _add_score(row: dict[str, Any], name: str, score: dict) -> None:
-    """Add a score, its interval and its predictions to a row."""
-    low, high = score["top1_interval"]
-    row |= {name: score["top1"], f"{name}_low": low, f"{name}_high": high}
-    targets = np.asarray(score["targets"])
-    row[PREDICTIONS][name] = Predictions(targets, np.asarray(score["predicted"]))
-
-
-def layers_of(rows: Sequence[dict], candidates: Sequence[str]) -> list[str]:
-    """Return the layers that rows have accuracies of."""
-    return [name for name in candidates if all(f"{name}_logistic" in row for row in rows)]
+    """Add a score and its predictions to a row; of a linear probe also held-out and top-5."""
+    row[name] = score["top1"]
+    predictions = Predictions(np.asarray(score["targets"]), np.asarray(score["predicted"]))
+    row[PREDICTIONS][name] = predictions
+    if score["protocol"] != "knn":
+        row[f"{name}_cv"] = score["valid_top1"]
+        row[f"{name}_top5"] = score["top5"]

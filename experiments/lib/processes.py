@@ -13,8 +13,8 @@ from hypersphere_jax.data.pipeline import end_with_parent
 GPU_MEMORY = 0.75  # share of a GPU's memory that all processes may take
 
 
-def run_processes(tasks: Sequence[tuple], jobs: int) -> Iterator[tuple[int, Any]]:
-    """Call functions in processes with separate cores, and yield (index, result) as they end.
+def run_processes(tasks: Sequence[tuple], jobs: int) -> Iterator[int]:
+    """Call functions in processes with separate cores, and yield the index of each when it ends.
 
     Args:
       tasks: (function, *arguments) that can be pickled.
@@ -36,7 +36,8 @@ def run_processes(tasks: Sequence[tuple], jobs: int) -> Iterator[tuple[int, Any]
         futures = {pool.submit(*task): index for index, task in enumerate(tasks)}
         try:
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                future.result()
+                yield futures[future]
         except BrokenProcessPool as error:
             message = "a process died, perhaps for lack of memory: try fewer --jobs"
             raise UserError(f"{message}. Finished runs are kept.") from error

@@ -2,13 +2,12 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import scipy
 
 from experiments.lib.records import PREDICTIONS, Rows, column, correct, group_by
-from experiments.lib.stats import Estimate
+from experiments.lib.stats import Estimate, bootstrap
 
 DRAWS = 1000
 MIN_ENCODERS = 8  # percentiles over fewer encoders are too narrow
@@ -34,22 +33,34 @@ def permutation_p(x: Sequence[float], y: Sequence[float]) -> float:
     return float(np.mean(np.abs(by_order) >= abs(value) - 1e-9))
 
 
+def setting_correlation(
+    x: Sequence[float], y: Sequence[float], drawn_x: np.ndarray, drawn_y: np.ndarray
+) -> Estimate:
+    """Return the rank correlation of two numbers over a few settings.
+
+    The p-value is the larger one of the bootstrap and of an exact permutation test.
+
+    Args:
+      x: a number per setting.
+      y: a number per setting.
+      drawn_x: x in bootstrap draws, `[settings, draws]`.
+      drawn_y: y in bootstrap draws, `[settings, draws]`.
+    """
+    effect = spearman(np.array(x, float)[:, None], np.array(y, float)[:, None])[0]
+    estimate = bootstrap(effect, spearman(drawn_x, drawn_y))
+    return estimate._replace(p=max(estimate.p, permutation_p(x, y)))
+
+
 def metric_correlations(
-    rows: Rows, score: str, shares: Sequence[float], half: int = 0, draws: int = DRAWS
+    rows: Rows, score: str, shares: Sequence[float], half: int = 0
 ) -> list[Estimate]:
     """Return the correlation of a score with (1 - share) L_align + share L_uniform per share."""
-    shares = np.asarray(shares, float)
-    weights = np.stack([1 - shares, shares])
-    return encoder_correlations(rows, score, ("align", "uniform"), weights, half, draws)
+    weights = np.stack([1 - np.asarray(shares), np.asarray(shares)])
+    return encoder_correlations(rows, score, ("align", "uniform"), weights, half)
 
 
 def encoder_correlations(
-    rows: Rows,
-    score: str,
-    others: Sequence[str],
-    weights: np.ndarray,
-    half: int = 0,
-    draws: int = DRAWS,
+    rows: Rows, score: str, others: Sequence[str], weights: np.ndarray, half: int = 0
 ) -> list[Estimate]:
     """Return the rank correlation over encoders of a score with weighted sums of other columns.
 
@@ -63,7 +74,6 @@ def encoder_correlations(
       others: columns of the sums.
       weights: `[others, sums]`.
       half: 1 uses only the encoders with the higher half of the scores, -1 the lower half, 0 all.
-      draws: number of bootstrap draws.
     """
     groups = [*group_by(rows, "row").values()]
     ordered = [row for group in groups for row in group]
@@ -73,61 +83,47 @@ def encoder_correlations(
     else:
         scores = column(ordered, score).astype(np.float32)[:, None]
     sums = np.array([[row[name] for name in others] for row in ordered], float) @ weights
-    data = _Encoders(scores, sums, sizes, half)
 
     random = np.random.default_rng(0)
     n = scores.shape[1]
+    drawn_encoders = random.integers(0, len(groups), (DRAWS, len(groups)))
+    drawn_seeds = random.random((DRAWS, len(groups), sizes.max()))
+    samples = [random.integers(0, n, n) for _ in range(DRAWS)]
+    counts = np.array([np.bincount(drawn, minlength=n) for drawn in samples], np.float32)
+    drawn_scores = (scores @ counts.T).astype(float) / n  # [rows, draws]
+
     first = np.cumsum(sizes) - sizes
     places = np.arange(sizes.max())
-    own_seeds = first[:, None] + np.minimum(places, sizes[:, None] - 1)
-    own_encoders = np.arange(len(groups))[None]
-    (values,) = _correlations(data, own_encoders, own_seeds[None], np.ones((1, n), np.float32))
-    encoders = random.integers(0, len(groups), (draws, len(groups)))
-    seeds = random.random((*encoders.shape, len(places))) * sizes[encoders][..., None]
-    seeds = first[encoders][..., None] + seeds.astype(int)
-    counts = [np.bincount(random.integers(0, n, n), minlength=n) for _ in range(draws)]
-    drawn = _correlations(data, encoders, seeds, np.array(counts, np.float32))
-    return [_estimate(value, of) for value, of in zip(values.tolist(), drawn.T, strict=True)]
+    values = _correlate(
+        scores.mean(axis=1, dtype=float),
+        sums,
+        first[:, None] + places,
+        places < sizes[:, None],
+        half,
+    )
+    drawn = []
+    for draw, encoders in enumerate(drawn_encoders):
+        seeds = (drawn_seeds[draw] * sizes[encoders, None]).astype(int)
+        seeds += first[encoders, None]
+        usable = places < sizes[encoders, None]
+        drawn.append(_correlate(drawn_scores[:, draw], sums, seeds, usable, half))
+    pairs = zip(values.tolist(), np.array(drawn).T, strict=True)
+    return [bootstrap(value, draws) for value, draws in pairs]
 
 
-class _Encoders(NamedTuple):
-    """Scores `[rows, n]` and sums `[rows, k]`, and the number of seeds (rows) per encoder."""
-
-    scores: np.ndarray
-    sums: np.ndarray
-    sizes: np.ndarray
-    half: int
-
-
-def _correlations(
-    data: _Encoders, encoders: np.ndarray, seeds: np.ndarray, counts: np.ndarray
+def _correlate(
+    scores: np.ndarray, sums: np.ndarray, seeds: np.ndarray, usable: np.ndarray, half: int
 ) -> np.ndarray:
-    """Correlate drawn encoders `[draws, m]`, with rows of seeds `[draws, m, s]`.
+    """Correlate means over seeds of scores `[rows]` with means of sums `[rows, k]`.
 
-    `counts` `[draws, n]` is how often each test sample was drawn.
+    `seeds` `[encoders, s]` are row numbers, of which `usable` ones count.
     """
-    places = np.arange(seeds.shape[2])
-    usable = places < data.sizes[encoders][..., None]
-    of_row = (data.scores @ counts.T).T.astype(float) / counts.sum(axis=1, keepdims=True)
-    scores = np.take_along_axis(of_row[:, None], seeds, axis=2).mean(axis=2, where=usable)
-    scores = scores.round(9)  # equal means must get equal ranks
-    sums = data.sums[seeds].mean(axis=2, where=usable[..., None])
-    both = np.concatenate([sums, scores[..., None]], axis=2)
-    if data.half:
-        count = -(-len(data.sizes) // 2)
-        best = np.argsort(-data.half * scores, axis=1, kind="stable")[:, :count]
-        both = np.take_along_axis(both, best[..., None], axis=1)
-    ranks = scipy.stats.rankdata(both, axis=1)
-    ranks -= ranks.mean(axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # a draw may repeat one encoder
-        ranks /= np.sqrt(np.sum(ranks**2, axis=1, keepdims=True))
-    return np.einsum("dmj,dm->dj", ranks[..., :-1], ranks[..., -1])
-
-
-def _estimate(value: float, drawn: np.ndarray) -> Estimate:
-    drawn = drawn[~np.isnan(drawn)]
-    if np.isnan(value) or not len(drawn):
-        return Estimate(value, -1.0, 1.0, 1.0)
-    low, high = np.percentile(drawn, (2.5, 97.5)).tolist()
-    beyond = min(np.sum(drawn <= 0), np.sum(drawn >= 0))
-    return Estimate(value, low, high, min(1.0, 2 * float(1 + beyond) / (1 + len(drawn))))
+    seeds = np.where(usable, seeds, 0)
+    mean_scores = scores[seeds].mean(axis=1, where=usable).round(9)  # equal means, equal ranks
+    mean_sums = sums[seeds].mean(axis=1, where=usable[..., None])
+    if half:
+        count = -(-len(mean_scores) // 2)
+        best = np.argsort(-half * mean_scores, kind="stable")[:count]
+        mean_scores = mean_scores[best]
+        mean_sums = mean_sums[best]
+    return spearman(mean_sums, np.broadcast_to(mean_scores[:, None], mean_sums.shape))

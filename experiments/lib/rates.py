@@ -4,13 +4,13 @@ Each candidate trains on four fifths of the training split. The remaining fifth 
 logistic regression on the paper's layer. The chosen rates are trained again on the whole split.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from experiments.lib.evaluation import Evaluation
-from experiments.lib.records import Rows
+from experiments.lib.records import Rows, key_of
 from experiments.lib.sweep import Run
 
 FOLDS = 5
@@ -48,35 +48,41 @@ def final(rows: Rows) -> Rows:
     return [row for row in rows if HELD_OUT not in row]
 
 
-def held_out_accuracies(
-    rows: Rows, *names: str, layer: str = "backbone"
-) -> dict[Hashable, dict[float, float]]:
-    """Return the mean held-out accuracy per rate and value of columns; a failed run counts as 0."""
+def chosen(rows: Rows, *names: str) -> dict[Hashable, float]:
+    """Return the rate with the best mean held-out accuracy per value of columns.
+
+    The lowest of equally good rates is chosen. A failed run has accuracy 0.
+    """
     scores: dict[Any, dict[float, list[float]]] = {}
     for row in rows:
-        if HELD_OUT not in row:
-            continue
-        values = tuple(row[name] for name in names)
-        key = values if len(names) > 1 else values[0]
-        score = row[f"{layer}_logistic"] if row["status"] == "done" else 0.0
-        scores.setdefault(key, {}).setdefault(row["rate"], []).append(score)
-    return {
-        key: {rate: float(np.mean(of)) for rate, of in sorted(by_rate.items())}
-        for key, by_rate in scores.items()
-    }
+        if HELD_OUT in row:
+            score = row["backbone_logistic"] if row["status"] == "done" else 0.0
+            by_rate = scores.setdefault(key_of(row, names), {})
+            by_rate.setdefault(row["rate"], []).append(score)
+    choice = {}
+    for key, by_rate in scores.items():
+        means = {rate: np.mean(by_rate[rate]) for rate in sorted(by_rate)}
+        choice[key] = max(means, key=means.__getitem__)
+    return choice
 
 
-def chosen(rows: Rows, *names: str, layer: str = "backbone") -> dict[Hashable, float]:
-    """Return the best rate per value of columns; the lowest of equally good rates."""
-    accuracies = held_out_accuracies(rows, *names, layer=layer)
-    return {key: max(by_rate, key=by_rate.__getitem__) for key, by_rate in accuracies.items()}
+def choose_then_train(
+    candidates: Sequence[Run], planned: Sequence[Run], rows: Rows, *names: str
+) -> list[Run]:
+    """Return the candidates and, when they have ended, the runs at the rates chosen for them.
+
+    Args:
+      candidates: runs that compare rates.
+      planned: runs at any rate.
+      rows: results so far.
+      names: labels of a planned run by which its rate is chosen.
+    """
+    if not is_complete(candidates, rows):
+        return [*candidates]
+    return [*candidates, *at_chosen(planned, rows, *names)]
 
 
 def at_chosen(runs: Sequence[Run], rows: Rows, *names: str) -> list[Run]:
     """Return the runs at the rates that were chosen for their labels."""
-    choice: Mapping[Hashable, float] = chosen(rows, *names)
-    planned = []
-    for run in runs:
-        values = tuple(run.labels[name] for name in names)
-        planned.append(with_rate(run, choice[values if len(names) > 1 else values[0]]))
-    return planned
+    choice = chosen(rows, *names)
+    return [with_rate(run, choice[key_of(run.labels, names)]) for run in runs]

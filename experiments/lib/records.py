@@ -42,9 +42,14 @@ def group_by(rows: Sequence[Mapping], *names: str) -> dict[Any, Rows]:
     """Group finished rows by the values of columns, in order of first appearance."""
     groups: dict[Any, Rows] = {}
     for row in finished(rows):
-        key = tuple(row[name] for name in names)
-        groups.setdefault(key if len(names) > 1 else key[0], []).append(row)
+        groups.setdefault(key_of(row, names), []).append(row)
     return groups
+
+
+def key_of(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the values of columns, or the value of a single one."""
+    values = tuple(row[name] for name in names)
+    return values if len(names) > 1 else values[0]
 
 
 def column(rows: Sequence[Mapping], name: str) -> np.ndarray:
@@ -92,24 +97,19 @@ def write_predictions(path: Path, rows: Sequence[Mapping]) -> None:
     Each score, and each distinct set of labels of a score, has three arrays under `SCORE/NUMBER/`:
     `targets` [n], the indices `rows` [r] of its rows, and `predicted` [r, n].
     """
-    groups: dict[str, list[tuple[np.ndarray, list[int], list[np.ndarray]]]] = {}
+    groups: dict[tuple[str, bytes], list[tuple[int, Predictions]]] = {}
     for index, row in enumerate(rows):
-        for score, (targets, predicted) in row.get(PREDICTIONS, {}).items():
-            candidates = groups.setdefault(score, [])
-            same = [group for group in candidates if np.array_equal(group[0], targets)]
-            if not same:
-                same = [(targets, [], [])]
-                candidates += same
-            same[0][1].append(index)
-            same[0][2].append(predicted)
+        for score, predictions in row.get(PREDICTIONS, {}).items():
+            key = (score, predictions.targets.tobytes())
+            groups.setdefault(key, []).append((index, predictions))
     arrays = {}
-    for score, candidates in groups.items():
-        for number, (targets, indices, predicted) in enumerate(candidates):
-            prefix = f"{score}/{number}"
-            arrays[f"{prefix}/targets"] = _smallest(targets)
-            arrays[f"{prefix}/rows"] = _smallest(np.array(indices))
-            # Encoders agree on most samples: the file is a quarter smaller column by column.
-            arrays[f"{prefix}/predicted"] = np.asfortranarray(_smallest(np.stack(predicted)))
+    for number, ((score, _), members) in enumerate(groups.items()):
+        prefix = f"{score}/{number}"
+        arrays[f"{prefix}/targets"] = _smallest(members[0][1].targets)
+        arrays[f"{prefix}/rows"] = _smallest(np.array([index for index, _ in members]))
+        # Encoders agree on most samples: the file is a quarter smaller column by column.
+        predicted = np.stack([predictions.predicted for _, predictions in members])
+        arrays[f"{prefix}/predicted"] = np.asfortranarray(_smallest(predicted))
     with atomic_write(path) as stream:
         np.savez_compressed(stream, **arrays)
 

@@ -22,6 +22,7 @@ from hypersphere_jax.evaluation.estimates import students_t
 ALPHA = 0.05
 PAPER_PROBE = "linear"
 INSTRUMENTS = ("logistic", "knn5", PAPER_PROBE)
+LAYERS = ("backbone", "output")
 SUPPORTED = "supported"
 NOT_SUPPORTED = "not supported"
 INCONCLUSIVE = "inconclusive"
@@ -40,15 +41,12 @@ class Estimate(NamedTuple):
     single_seed: bool = False
 
 
-Estimates = Mapping[str, Estimate]  # keys are instruments
-
-
 @dataclass(frozen=True)
 class Comparison:
     """A claim about an effect, with its estimate by each instrument."""
 
     claim: str
-    estimates: Estimates
+    estimates: Mapping[str, Estimate]  # by instrument
     expected: int = 1  # sign of (effect - level) that the claim predicts
     level: float = 0.0
     labels: Mapping[str, Any] = field(default_factory=dict)  # extra columns, e.g. data and layer
@@ -63,12 +61,13 @@ class Comparison:
         """The largest p-value, because all deciding instruments have to reject."""
         return max(each.p for each in self.deciding)
 
-    def sign(self, p: float) -> int:
-        """Return the common sign of the deciding effects if p is significant, else 0."""
+    def verdict(self, p: float) -> str:
+        """Return the verdict at a p-value that is corrected for the number of comparisons."""
         signs = {int(np.sign(each.effect - self.level)) for each in self.deciding}
         single_seed = any(each.single_seed for each in self.deciding)
-        is_significant = p < ALPHA and len(signs) == 1 and not single_seed
-        return signs.pop() if is_significant else 0
+        if p >= ALPHA or len(signs) > 1 or single_seed:
+            return INCONCLUSIVE
+        return SUPPORTED if signs == {self.expected} else NOT_SUPPORTED
 
 
 def judge(comparisons: Sequence[Comparison]) -> Rows:
@@ -76,19 +75,13 @@ def judge(comparisons: Sequence[Comparison]) -> Rows:
     rows: Rows = []
     corrected = holm([comparison.p for comparison in comparisons])
     for comparison, p_holm in zip(comparisons, corrected, strict=True):
-        verdict = verdict_of(comparison.sign(p_holm), comparison.expected)
+        verdict = comparison.verdict(p_holm)
         for instrument, estimate in comparison.estimates.items():
             row = {"claim": comparison.claim, **comparison.labels, "instrument": instrument}
-            numbers = dict(zip(("effect", "low", "high", "p"), estimate[:4], strict=True))
-            rows.append(row | numbers | {"p_holm": p_holm, "verdict": verdict})
+            numbers = estimate._asdict() | {"p_holm": p_holm, "verdict": verdict}
+            del numbers["single_seed"]
+            rows.append(row | numbers)
     return rows
-
-
-def verdict_of(sign: int, expected: int = 1) -> str:
-    """Return the verdict for a significant sign, or for 0."""
-    if sign == 0:
-        return INCONCLUSIVE
-    return SUPPORTED if sign == expected else NOT_SUPPORTED
 
 
 def check(claim: str, holds: bool, value: float, **numbers: Any) -> dict[str, Any]:
@@ -143,9 +136,14 @@ def accuracy(rows: Rows, score: str) -> Estimate:
     return contrast([correct(rows, score)], [1])
 
 
-def columns_of(layer: str, instruments: Sequence[str] = INSTRUMENTS) -> dict[str, str]:
+def columns_of(layer: str) -> dict[str, str]:
     """Return the score column of each instrument, e.g. `output_knn5`."""
-    return {instrument: f"{layer}_{instrument}" for instrument in instruments}
+    return {instrument: f"{layer}_{instrument}" for instrument in INSTRUMENTS}
+
+
+def layers_of(rows: Rows, layers: Sequence[str] = LAYERS) -> list[str]:
+    """Return the layers that all rows have accuracies of."""
+    return [layer for layer in layers if all(f"{layer}_logistic" in row for row in rows)]
 
 
 def compare(
@@ -156,18 +154,49 @@ def compare(
     With `paired`, seeds that both sides have are compared with each other. The level is in points.
     """
     if paired:
-        shared = {*column(a, "seed")} & {*column(b, "seed")}
+        seeds_a = {row["seed"]: row for row in a}
+        seeds_b = {row["seed"]: row for row in b}
+        shared = [seed for seed in seeds_a if seed in seeds_b]
         require(bool(shared), "no seed is done on both sides of a paired comparison")
-        a = sorted((row for row in a if row["seed"] in shared), key=_seed)
-        b = sorted((row for row in b if row["seed"] in shared), key=_seed)
+        a = [seeds_a[seed] for seed in shared]
+        b = [seeds_b[seed] for seed in shared]
     return {
         instrument: contrast([correct(a, score), correct(b, score)], [1, -1], level / 100, paired)
         for instrument, score in columns.items()
     }
 
 
-def _seed(row: Mapping) -> int:
-    return row["seed"]
+class Claim(NamedTuple):
+    """A claim that encoders `better` are more accurate than encoders `worse`."""
+
+    text: str
+    better: Rows
+    worse: Rows
+    labels: Mapping[str, Any] = {}
+
+
+def judge_accuracies(
+    claims: Sequence[Claim],
+    layers: Sequence[str] = LAYERS,
+    paired: bool = False,
+    expected: int = 1,
+) -> Rows:
+    """Judge claims on each layer that was evaluated; Holm's correction counts a layer's claims.
+
+    Args:
+      claims: claims about encoders with the same layers.
+      layers: layers in the order of the table.
+      paired: compare encoders of equal seeds.
+      expected: -1 if the claims predict that the first side is worse.
+    """
+    table: Rows = []
+    for layer in layers_of(claims[0].better, layers):
+        comparisons = []
+        for text, better, worse, labels in claims:
+            estimates = compare(better, worse, columns_of(layer), paired)
+            comparisons.append(Comparison(text, estimates, expected, 0, {**labels, "layer": layer}))
+        table += judge(comparisons)
+    return table
 
 
 def seed_difference(a: Sequence[float], b: Sequence[float] | float = 0.0) -> Estimate:
@@ -183,29 +212,38 @@ def seed_difference(a: Sequence[float], b: Sequence[float] | float = 0.0) -> Est
     return Estimate(*interval, p)
 
 
-def resample(settings: Sequence[np.ndarray], draws: int = 2000) -> np.ndarray:
-    """Return mean accuracies with resampled seeds and test samples, `[settings, draws]`.
+def resample(
+    settings: Sequence[np.ndarray], values: Sequence[np.ndarray] | None = None, draws: int = 2000
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean accuracies and mean values with resampled seeds and test samples.
 
     This is the pigeonhole bootstrap (Owen, 2007). Samples are drawn once for all settings, seeds
     per setting. Deviations over k seeds are scaled by sqrt(k / (k - 1)).
 
     Args:
       settings: booleans `[seeds, n]` per setting.
+      values: a number per seed, `[seeds]`, per setting; its seeds are drawn with the accuracy's.
       draws: number of bootstrap draws.
+
+    Returns:
+      Two arrays `[settings, draws]`.
     """
     random = np.random.default_rng(1)
     samples = _sample_weights(settings[0].shape[1], draws)
     drawn = np.concatenate(settings).astype(float) @ samples.T
     ends = np.cumsum([len(setting) for setting in settings])[:-1]
+    if values is None:
+        values = [np.zeros(len(setting)) for setting in settings]
     means = []
-    for accuracies in np.split(drawn, ends):  # [seeds, draws]
+    other_means = []
+    for accuracies, others in zip(np.split(drawn, ends), values, strict=True):  # [seeds, draws]
         k = len(accuracies)
-        weights = random.multinomial(k, np.full(k, 1 / k), size=draws) / k
-        center = accuracies.mean(axis=0)
-        scale = math.sqrt(k / max(1, k - 1))
-        means.append(center + scale * ((weights.T * accuracies).sum(axis=0) - center))
+        counts = random.multinomial(k, np.full(k, 1 / k), size=draws)
+        weights = (1 + math.sqrt(k / max(1, k - 1)) * (counts - 1)) / k
+        means.append((weights.T * accuracies).sum(axis=0))
+        other_means.append(weights @ others)
     # Without rounding, equal means would get different ranks.
-    return np.stack(means).round(9)
+    return np.stack(means).round(9), np.stack(other_means).round(9)
 
 
 @functools.cache
@@ -214,18 +252,11 @@ def _sample_weights(n: int, draws: int) -> np.ndarray:
     return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=draws) / n
 
 
-def bootstrap(effect: float, draws: np.ndarray, level: float = 0.0) -> Estimate:
-    """Return an effect with the percentile interval of its draws."""
-    low, high = np.quantile(draws, [ALPHA / 2, 1 - ALPHA / 2])
-    below = (1 + np.sum(draws <= level)) / (1 + len(draws))
-    above = (1 + np.sum(draws >= level)) / (1 + len(draws))
-    p = min(1.0, 2 * float(min(below, above)))
-    return Estimate(float(effect), float(low), float(high), p)
-
-
-def half_width(estimate: Estimate) -> float:
-    """Return half of the interval."""
-    return (estimate.high - estimate.low) / 2
+def bootstrap(effect: float, draws: np.ndarray) -> Estimate:
+    """Return an effect with the percentile interval of its draws, and p against 0."""
+    low, high = np.quantile(draws, [ALPHA / 2, 1 - ALPHA / 2]).tolist()
+    beyond = min(np.sum(draws <= 0), np.sum(draws >= 0))
+    return Estimate(float(effect), low, high, min(1.0, 2 * float(1 + beyond) / (1 + len(draws))))
 
 
 def summarize(rows: Rows, settings: Sequence[str], scores: Sequence[str]) -> list[dict[str, Any]]:
@@ -238,16 +269,14 @@ def summarize(rows: Rows, settings: Sequence[str], scores: Sequence[str]) -> lis
     """
     table = []
     rows = [row for row in rows if all(name in row for name in settings)]
-    for key, group in group_by(rows, *settings).items():
-        values = key if len(settings) > 1 else (key,)
-        line: dict[str, Any] = dict(zip(settings, values, strict=True))
-        line["seeds"] = len(group)
+    for group in group_by(rows, *settings).values():
+        line = {name: group[0][name] for name in settings} | {"seeds": len(group)}
         for metric in ("align", "uniform", "final_loss"):
             if all(metric in row for row in group):
                 line[metric] = float(column(group, metric).mean())
         for score in scores:
             if all(score in row.get("predictions", {}) for row in group):
                 mean = accuracy(group, score)
-                line[score] = f"{mean.effect:.2f} ± {half_width(mean):.2f}"
+                line[score] = f"{mean.effect:.2f} ± {(mean.high - mean.low) / 2:.2f}"
         table.append(line)
     return table

@@ -12,29 +12,11 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.lib.records import parse_cell
+from experiments.lib.records import Rows, finished, key_of, parse_cell
 from hypersphere_jax.configs import require
 
 FOLDER = Path(__file__).parent.parent / "paper_tables"
-TABLES = {
-    "wang-isola/table1": "wang_isola_table1_stl10_best",
-    "wang-isola/table2": "wang_isola_table2_nyu_best",
-    "wang-isola/table3": "wang_isola_table3_imagenet100_best",
-    "wang-isola/table4": "wang_isola_table4_bookcorpus_best",
-    "wang-isola/table5": "wang_isola_table5_imagenet",
-    "wang-isola/table7": "wang_isola_table7_imagenet100_classes",
-    "wang-isola/table8": "wang_isola_table8_stl10_encoders",
-    "wang-isola/table8-withdrawn": "wang_isola_table8_stl10_withdrawn",
-    "wang-isola/table9": "wang_isola_table9_nyu_encoders",
-    "wang-isola/table10": "wang_isola_table10_imagenet100_encoders",
-    "wang-isola/table11": "wang_isola_table11_bookcorpus_encoders",
-    "chen/tableD1": "chen_tableD1_cifar10",
-    "chen/tableD2": "chen_tableD2_imagenet_2layer",
-    "chen/tableD3": "chen_tableD3_imagenet_3layer",
-    "chen/figureB2": "chen_figB2_decoupled_ntxent_grid",
-    "balanced/table1": "balanced_table1_similarity",
-    "balanced/table4": "balanced_table4_balanced_vs_longtail",
-}
+TABLES = sorted(f"{file.parent.name}/{file.stem}" for file in FOLDER.glob("*/*.csv"))
 
 
 class TableRow(NamedTuple):
@@ -55,7 +37,7 @@ def table_rows(table: str) -> tuple[TableRow, ...]:
       UserError: for an unknown table.
     """
     require(table in TABLES, f"no table {table!r}: there are {', '.join(TABLES)}")
-    with (FOLDER / f"{TABLES[table]}.csv").open(newline="") as stream:
+    with (FOLDER / f"{table}.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
     rows = []
     for number, cells in enumerate(lines, 1):
@@ -89,9 +71,28 @@ def printed_scores(row: TableRow) -> dict[str, float]:
 
 def printed_column(table: str, score: str, *names: str) -> dict[Any, float]:
     """Return a printed score by the values of columns, where it was not lost."""
-    scores = {}
-    for row in table_rows(table):
-        if row.values[score] is not None:
-            values = tuple(row.values[name] for name in names)
-            scores[values if len(names) > 1 else values[0]] = row.values[score]
-    return scores
+    return {
+        key_of(row.values, names): row.values[score]
+        for row in table_rows(table)
+        if row.values[score] is not None
+    }
+
+
+def our_column(printed: str) -> str:
+    """Return our column of a printed one, e.g. `val_output_linear` or `cv_top1`."""
+    score = printed.removeprefix("cv_").removeprefix("val_")
+    score = {"top1": "backbone_linear", "top5": "backbone_linear_top5"}.get(score, score)
+    return f"{score}_cv" if printed.startswith("cv_") else score
+
+
+def differences(rows: Rows) -> Rows:
+    """Return a row per encoder and printed number: the paper's, ours, and the difference."""
+    table = []
+    for row in finished(rows):
+        for printed, paper in row.items():
+            ours = our_column(printed.removeprefix("paper_"))
+            if printed.startswith("paper_") and ours in row:
+                line = {name: row[name] for name in ("table", "row", "loss")}
+                numbers = {"paper": paper, "ours": row[ours], "effect": row[ours] - paper}
+                table.append(line | {"score": ours} | numbers)
+    return table

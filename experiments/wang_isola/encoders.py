@@ -9,15 +9,14 @@ initial rate, whatever the batch. Shorter runs (finetuning, 12 epochs) have no d
 `python run.py pretrain`.
 """
 
-import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
+from experiments import PRETRAIN
 from experiments.lib.evaluation import Evaluation
+from experiments.lib.records import Rows
 from experiments.lib.sweep import Run
 from experiments.lib.tables import TableRow, printed_scores, table_row, table_rows
-from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, PretrainConfig, UserError, require
+from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, require
 
 LOSS_OPTIONS = (
     "contrastive_weight",
@@ -31,38 +30,26 @@ LOSS_OPTIONS = (
 TRAINING_OPTIONS = ("init", "epochs", "batch_size", "queue_size", "initial_lr", "dim")
 SETTINGS = (*LOSS_OPTIONS, *TRAINING_OPTIONS, "l2_normalized")
 
-STL10 = PretrainConfig(
+STL10 = PRETRAIN["nyu_depth/contrastive"].replace(
     name="stl10",
     data="stl10",
     recipe="stl10",
-    model="small_alexnet",
-    dim=128,
-    image_size=64,
-    init="authors",
+    **vars(ObjectiveConfig()),
     epochs=200,
     batch_size=768,
     learning_rate=0.36,
     scaling="none",
     decay_at=(155 / 200, 170 / 200, 185 / 200),
-    momentum=0.9,
-    weight_decay=1e-4,
     log_every_steps=100,
 )
 # Shared options of a table's rows.
 BASES = {
-    "wang-isola/table5": moco_v2_imagenet.CONFIGS["contrastive"],
+    "wang-isola/table5": PRETRAIN["moco_v2_imagenet/contrastive"],
     "wang-isola/table8": STL10,
-    "wang-isola/table9": nyu_depth.CONFIGS["contrastive"],
-    "wang-isola/table10": moco_imagenet100.CONFIGS["contrastive"],
-    "wang-isola/table11": quick_thought.CONFIGS["contrastive"],
+    "wang-isola/table9": PRETRAIN["nyu_depth/contrastive"],
+    "wang-isola/table10": PRETRAIN["moco_imagenet100/contrastive"],
+    "wang-isola/table11": PRETRAIN["quick_thought/contrastive"],
 }
-# Tables of the best encoders, and the table that has all their settings.
-DETAILS = {
-    "wang-isola/table1": "wang-isola/table8",
-    "wang-isola/table2": "wang-isola/table9",
-    "wang-isola/table3": "wang-isola/table10",
-}
-WITHDRAWN = "wang-isola/table8-withdrawn"
 
 # The paper's evaluations.
 EVALUATE_STL10 = Evaluation(layers=("output", "fc7"))
@@ -72,57 +59,33 @@ EVALUATE_IMAGENET = Evaluation(layers=("backbone",), protocol="moco", folds=None
 EVALUATE_BOOKS = Evaluation(protocol="quick_thought", tasks=("mr", "cr"))
 EVALUATE_CIFAR10 = Evaluation(folds=None)
 # Rows of the tables of best encoders, and the kinds of loss among which each is selected.
-SELECTIONS: Mapping[str, tuple[str, ...] | None] = {
+SELECTIONS: dict[str, tuple[str, ...] | None] = {
     "best contrastive only": ("contrastive",),
     "best align and uniform only": ("align+uniform",),
     "best among all encoders": None,
 }
 
 
-def detailed(row: TableRow) -> TableRow:
-    """Return the row of Tables 8 to 10 with the losses and results of a row of Tables 1 to 3."""
-    if row.table not in DETAILS:
-        return row
-    known = printed_scores(row)
-    known |= {name: row.values[name] for name in LOSS_OPTIONS if name in row.values}
-    candidates = table_rows(DETAILS[row.table])
-    (found,) = [other for other in candidates if known.items() <= other.values.items()]
-    return found
-
-
-def initial_row(row: TableRow) -> TableRow | None:
-    """Return the row of the encoder that this row starts from, or None.
-
-    Raises:
-      UserError: when the printed mark does not identify a row.
-    """
-    row = detailed(row)
+def start_rows(row: TableRow) -> list[TableRow]:
+    """Return the rows with the mark of the encoder that a row starts from."""
     mark = row.values.get("init", "rand")
-    if mark == "rand":
-        return None
-    marked = [other for other in table_rows(row.table) if other.values["init_mark"] == mark]
-    message = f"{row.table}, row {row.number}: starts from an encoder marked {mark!r}; no row "
-    require(mark is not None and len(marked) == 1, message + "has that mark for certain")
-    return marked[0]
+    if mark in ("rand", None):
+        return []
+    return [other for other in table_rows(row.table) if other.values["init_mark"] == mark]
 
 
 def refusal(row: TableRow) -> str | None:
     """Return why a row does not specify a config, or None."""
-    row = detailed(row)
     where = f"{row.table}, row {row.number}"
-    if row.table == WITHDRAWN:
-        return f"{where}: withdrawn by the authors, because unprinted losses took part"
     if row.table not in BASES:
-        return f"{where}: no config; tables with configs are {', '.join((*DETAILS, *BASES))}"
+        return f"{where}: no config; tables with configs are {', '.join(BASES)}"
     note = f" ({row.values['note']})" if row.values.get("note") else ""
     for columns, reason in ((row.lost, "lost"), (row.suspect, "doubtful")):
         settings = [name for name in columns if name in SETTINGS]
         if settings:
             return f"{where}: {reason} in the paper's text: {', '.join(settings)}{note}"
-    try:
-        initial_row(row)
-    except UserError as error:
-        return str(error)
+    if row.values.get("init", "rand") != "rand" and len(start_rows(row)) != 1:
+        return f"{where}: no row has the mark of the encoder that it starts from for certain"
     return None
 
 
@@ -132,43 +95,34 @@ def config_of(row: TableRow, scale: str = "paper") -> PretrainConfig:
     Rows with equal settings get the seeds 0, 1, … in the order of the table.
 
     Args:
-      row: a row of Tables 1 to 3, 5, or 8 to 11.
-      scale: a name in `SCALES`; `laptop` is for STL-10 and BookCorpus, `cifar10` and `gpu` for
-        STL-10.
+      row: a row of Tables 5 or 8 to 11.
+      scale: `paper`, `laptop` (STL-10 and BookCorpus), `cifar10` or `gpu` (STL-10).
 
     Raises:
       UserError: for a `refusal`.
     """
-    return _cached_config(row.table, row.number, scale)
-
-
-@functools.cache
-def _cached_config(table: str, number: int, scale: str) -> PretrainConfig:
-    row = table_row(table, number)
     reason = refusal(row)
     require(reason is None, str(reason))
-    row = detailed(row)
-    start = initial_row(row)
     base = BASES[row.table]
     values = row.values
     epochs = values["epochs"]
     decay_epochs = [share * base.epochs for share in base.decay_at]
-    changes: dict[str, Any] = {
-        "name": _run_name(row),
-        "seed": _repeats(row),
-        "init_from": None if start is None else _run_name(start),
-        "dim": values["dim"],
-        "unit_norm": values.get("l2_normalized", True),
-        "queue_size": values.get("queue_size", 0),
-        "epochs": epochs,
-        "batch_size": values["batch_size"],
-        "learning_rate": values["initial_lr"],
-        "scaling": "none",
-        "decay_at": tuple(epoch / epochs for epoch in decay_epochs if epoch < epochs),
-    }
     losses = {name: values[name] for name in LOSS_OPTIONS if values.get(name) is not None}
-    changes |= vars(ObjectiveConfig(**losses))
-    return SCALES[scale](base.replace(**changes))
+    config = base.replace(
+        name=_run_name(row),
+        seed=_repeats(row),
+        init_from=next(map(_run_name, start_rows(row)), None),
+        dim=values["dim"],
+        unit_norm=values.get("l2_normalized", True),
+        **vars(ObjectiveConfig(**losses)),
+        queue_size=values.get("queue_size", 0),
+        epochs=epochs,
+        batch_size=values["batch_size"],
+        learning_rate=values["initial_lr"],
+        scaling="none",
+        decay_at=tuple(epoch / epochs for epoch in decay_epochs if epoch < epochs),
+    )
+    return at_scale(config, scale)
 
 
 def run_of(row: TableRow, scale: str, evaluation: Evaluation, seed: int | None = None) -> Run:
@@ -176,14 +130,13 @@ def run_of(row: TableRow, scale: str, evaluation: Evaluation, seed: int | None =
 
     Args:
       row: a row of a table.
-      scale: a name in `SCALES`.
+      scale: as for `config_of`.
       evaluation: measurements of the encoder.
       seed: another seed than the row's.
     """
     config = config_of(row, scale)
     if seed is not None:
         config = config.replace(name=f"{config.name}_seed{seed}", seed=seed)
-    row = detailed(row)
     labels: dict[str, Any] = {"table": row.table, "row": row.number}
     labels |= {f"paper_{name}": value for name, value in printed_scores(row).items()}
     if row.values.get("nan_occurred"):
@@ -191,18 +144,12 @@ def run_of(row: TableRow, scale: str, evaluation: Evaluation, seed: int | None =
     return Run(config, labels, evaluation)
 
 
-def table_runs(table: str, scale: str, evaluation: Evaluation) -> list[Run]:
-    """Return the runs of all rows that specify a config, and of the encoders they start from."""
-    runs = {}
-    for row in table_rows(table):
-        if refusal(row) is None:
-            start = initial_row(row)
-            for each in (start, row):
-                if each is not None:
-                    run = run_of(each, scale, evaluation)
-                    runs.setdefault(run.config.name, run)
-    starts = {run.config.init_from for run in runs.values()}
-    return sorted(runs.values(), key=lambda run: run.config.name not in starts)
+def table_runs(table: str, evaluation: Evaluation, scale: str, rows: Rows) -> list[Run]:
+    """Return the runs of all rows that specify a config, the encoders they start from first."""
+    certain = [row for row in table_rows(table) if refusal(row) is None]
+    starts = [start for row in certain for start in start_rows(row)]
+    ordered = dict.fromkeys(row.number for row in (*starts, *certain))
+    return [run_of(table_row(table, number), scale, evaluation) for number in ordered]
 
 
 def random_rows(table: str) -> list[TableRow]:
@@ -223,68 +170,37 @@ def _repeats(row: TableRow) -> int:
     return sum([other.values.get(name) for name in SETTINGS] == settings for other in earlier)
 
 
-def _laptop(config: PretrainConfig) -> PretrainConfig:
-    """Return the run on digits, with an eighth of the epochs and a quarter of the batch."""
-    if config.data == "books":
-        return _laptop_books(config)
-    changes = {"data": "digits", "recipe": None, **vars(ModelConfig("small_cnn", dim=config.dim))}
-    return _smaller(config, "laptop", epochs=8, batch=4, **changes)
-
-
-def _laptop_books(config: PretrainConfig) -> PretrainConfig:
-    """Return the run on eight novels with a twelfth of the dimensions.
-
-    One epoch has 300 steps instead of the paper's 132,000. The rate is four times the paper's, and
-    `init="chrono"` starts with a long memory, which 300 steps are too few to learn.
-    """
-    return config.replace(
-        name=f"{config.name}_laptop",
-        dim=config.dim // 12,
-        embedding=100,
-        init="chrono",
-        learning_rate=4 * config.learning_rate,
-        devices=1,
-        log_every_steps=50,
-    )
-
-
-def _cifar10(config: PretrainConfig) -> PretrainConfig:
-    """Return the run of a narrow encoder at 16 pixels, with 1/100 of the epochs."""
-    return _smaller(config, "cifar10", epochs=100, batch=6, **cifar10(width=0.125, image_size=16))
-
-
-def _gpu(config: PretrainConfig) -> PretrainConfig:
-    """Return the run on CIFAR-10 with the paper's network and batch, and 1/20 of the epochs."""
-    changes = cifar10(width=1.0, image_size=32)
-    return _smaller(config, "gpu", epochs=20, batch=1, dtype="bfloat16", **changes)
-
-
 def cifar10(width: float, image_size: int) -> dict[str, Any]:
     """Return the changes of a config from STL-10 to CIFAR-10."""
-    size = {"width": width, "image_size": image_size}
-    return {"data": "cifar10", "recipe": None, **size}
+    return {"data": "cifar10", "recipe": None, "width": width, "image_size": image_size}
 
 
-def _smaller(
-    config: PretrainConfig, scale: str, *, epochs: int, batch: int, **changes: Any
-) -> PretrainConfig:
-    """Divide epochs and batch (2 pairs at least); the rate shrinks with the batch."""
-    batch_size = max(2, config.batch_size // batch)
-    values: dict[str, Any] = {
-        "name": f"{config.name}_{scale}",
-        "init_from": config.init_from and f"{config.init_from}_{scale}",
-        "epochs": max(1, config.epochs // epochs),
-        "batch_size": batch_size,
-        "learning_rate": config.learning_rate * batch_size / config.batch_size,
-        "devices": 1,
-        "log_every_steps": 50,
-    }
-    return config.replace(**{**changes, **values})
-
-
-SCALES: dict[str, Callable[[PretrainConfig], PretrainConfig]] = {
-    "paper": PretrainConfig.replace,
-    "laptop": _laptop,
-    "cifar10": _cifar10,
-    "gpu": _gpu,
+DIGITS = {"data": "digits", "recipe": None, "model": "small_cnn", "image_size": None, "init": "he"}
+# Scale: divisor of the epochs, divisor of the batch, other changes.
+SMALLER = {
+    "laptop": (8, 4, DIGITS),
+    "cifar10": (100, 6, cifar10(width=0.125, image_size=16)),
+    "gpu": (20, 1, cifar10(width=1.0, image_size=32) | {"dtype": "bfloat16"}),
 }
+
+
+def at_scale(config: PretrainConfig, scale: str) -> PretrainConfig:
+    """Return the run with fewer epochs and a smaller batch (2 pairs at least), and its rate."""
+    if scale == "paper":
+        return config
+    name = f"{config.name}_{scale}"
+    if config.data == "books":
+        # Eight novels: 300 steps instead of 132,000, too few to learn the long memory with which
+        # `chrono` starts.
+        rate = 4 * config.learning_rate
+        changes = {"dim": config.dim // 12, "embedding": 100, "init": "chrono"}
+    else:
+        epochs, batch, changes = SMALLER[scale]
+        batch_size = max(2, config.batch_size // batch)
+        rate = config.learning_rate * batch_size / config.batch_size
+        changes = changes | {
+            "init_from": config.init_from and f"{config.init_from}_{scale}",
+            "epochs": max(1, config.epochs // epochs),
+            "batch_size": batch_size,
+        }
+    return config.replace(name=name, learning_rate=rate, devices=1, log_every_steps=50, **changes)

@@ -9,21 +9,19 @@ Result: supported. The values decrease for every t and agree with the paper's fo
 At t = 2 the optimum is 0.002 above -4 in 4,096 dimensions.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy import special
 
-from experiments.lib.plots import COLUMN_WIDTH, new_figure, printed
+from experiments.lib.plots import curves, line
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
 from experiments.lib.sweep import no_runs
 from hypersphere_jax import theory
-from hypersphere_jax.reporting.plots.style import COLORS, UNIFORM_LABEL, save_figure
+from hypersphere_jax.reporting.plots.style import UNIFORM_LABEL
 
 SCALES = ("laptop", "gpu", "paper")
-SETTINGS = ()
 runs = no_runs
 TS = (0.5, 1.0, 2.0, 4.0)
 DIMS = 2 ** np.arange(1, 13)
@@ -34,7 +32,7 @@ def optima(t: float) -> np.ndarray:
     return np.array([theory.uniformity_optimum(int(dim), t) for dim in DIMS])
 
 
-def analyze(rows: Sequence = ()) -> Rows:
+def analyze(rows: Rows) -> Rows:
     """Check that the optimum decreases, and compare with the paper's formula."""
     table = []
     for t in TS:
@@ -47,14 +45,9 @@ def analyze(rows: Sequence = ()) -> Rows:
     return table
 
 
-@printed
-def plot(rows: Rows, path: Path | None):
-    """Draw the optimum over the dimension."""
-    figure, ((axes,),) = new_figure(1, 1, 2.5, COLUMN_WIDTH)
-    for t, color in zip(TS, COLORS, strict=False):
-        axes.plot(DIMS, optima(t), ".-", color=color, label=f"t = {t:g}")
-        axes.axhline(-2 * t, color=color, linestyle="--", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set(xlabel="feature dimension m", ylabel=f"optimal {UNIFORM_LABEL}")
-    axes.legend(title="dashed: limit −2t")
-    return save_figure(figure, path)
+def plot(rows: Rows, path: Path) -> None:
+    """Draw the optimum and its limit over the dimension."""
+    panels = {"": {f"t = {t:g}": line(DIMS, optima(t)) for t in TS}}
+    levels = {f"limit {-2 * t:g}": -2 * t for t in TS}
+    labels = {"xlabel": "feature dimension m", "ylabel": f"optimal {UNIFORM_LABEL}"}
+    curves(panels, path, levels=levels, xscale="log", **labels)

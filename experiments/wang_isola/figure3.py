@@ -1,24 +1,23 @@
 """Figure 3 of Wang & Isola: features of three encoders on the circle.
 
-Claim: on the circle, features of the contrastive encoder are the most uniform and close within
-positive pairs. Features of the supervised encoder are close in pairs and less uniform. Features of
-a random network are crowded.
+Claim: features of the contrastive encoder are the most uniform, and close within positive pairs;
+of the supervised encoder close and less uniform; of a random network crowded.
 
     python run.py reproduce wang-isola/figure3 --scale laptop --data-dir DATA
 
 laptop: CIFAR-10 at 16 pixels, 4 epochs, 3 seeds; 14 minutes on one CPU core.
-gpu:    CIFAR-10 at 32 pixels, full width, 10 epochs, 3 seeds; about 10 minutes on one H100
-        (estimated).
+gpu:    CIFAR-10 at 32 pixels, 10 epochs, 3 seeds; 10 minutes on one H100 (estimated).
 paper:  CIFAR-10, 200 epochs, one seed.
 Result (laptop): inconclusive. The contrastive encoder is the most uniform in 1 of 3 seeds; its
 pairs are closer than those of the supervised encoder.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from experiments.lib.circle import circle_figure
+from experiments.lib.circle import Band, circle_figure
 from experiments.lib.evaluation import Evaluation, output_features
 from experiments.lib.records import Rows, column, finished
 from experiments.lib.stats import Comparison, judge, seed_difference
@@ -41,7 +40,7 @@ ENCODERS = {
 CLASSES = ("airplane", "automobile", "bird", "cat")  # the paper does not name its classes
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return supervised and contrastive encoders with two dimensions."""
     base = STL10.replace(dim=2, **cifar10(width=1.0, image_size=32))
     if scale == "gpu":
@@ -59,15 +58,13 @@ def runs(scale: str, rows: Sequence = ()) -> list[Run]:
     return planned
 
 
-def encoders(rows: Rows) -> dict[str, Rows]:
+def encoders(rows: Rows, shown: Mapping[str, tuple[str, bool]] = ENCODERS) -> dict[str, Rows]:
     """Return the rows of each encoder of the figure."""
-    groups = {}
-    for title, (name, is_initial) in ENCODERS.items():
-        groups[title] = [
-            row
-            for row in finished(rows)
-            if row["encoder"] == name and (row["step"] == 0) == is_initial
-        ]
+    groups: dict[str, Rows] = {title: [] for title in shown}
+    for row in finished(rows):
+        for title, encoder in shown.items():
+            if encoder == (row["encoder"], row["step"] == 0):
+                groups[title].append(row)
     return groups
 
 
@@ -88,18 +85,25 @@ def analyze(rows: Rows) -> Rows:
 
 def plot(rows: Rows, path: Path) -> None:
     """Draw the first seed of each encoder, from its checkpoint."""
-    drawn = features(rows)
+    drawn = [band(name, encoder, CLASSES) for name, encoder in features(rows).items()]
     if drawn:
-        names = drawn[0]["class_names"]
-        circle_figure(drawn, path, [names.index(name) for name in CLASSES])
+        circle_figure(drawn, path)
 
 
-def features(rows: Rows) -> list[dict]:
+def band(name: str, encoder: dict[str, Any], classes: Sequence[str]) -> Band:
+    """Return the panels of an encoder: all features, and features of each class."""
+    panels = {"all classes": encoder["features"]}
+    for label in classes:
+        is_class = encoder["labels"] == encoder["class_names"].index(label)
+        panels[label] = encoder["features"][is_class]
+    return Band(name, panels, encoder["pair_distances"])
+
+
+def features(rows: Rows) -> dict[str, dict[str, Any]]:
     """Load the features of the first seed of each encoder, where its checkpoint exists."""
-    loaded = []
-    for title, group in encoders(rows).items():
-        for row in group:
-            if row["seed"] == 0 and "folder" in row:
-                step = 0 if row["step"] == 0 else None
-                loaded.append({"name": title, **output_features(Path(row["folder"]), step)})
+    loaded = {}
+    for title, (row, *_) in encoders(rows).items():
+        if "folder" in row:
+            step = 0 if row["step"] == 0 else None
+            loaded[title] = output_features(Path(row["folder"]), step)
     return loaded

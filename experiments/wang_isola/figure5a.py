@@ -1,24 +1,22 @@
 """Figure 5a of Wang & Isola: encoders of STL-10 in the plane of alignment and uniformity.
 
-Claim: the best encoders have low L_align and low L_uniform. The paper draws the plane and prints no
-correlation.
+Claim: the best encoders have low L_align and low L_uniform. The paper prints no correlation.
 
     python run.py reproduce wang-isola/figure5a --scale laptop --data-dir DATA
 
 laptop: 190 encoders of digits x 5 seeds (all rows of Table 8 with random initialization), and 17
         rows x 3 seeds on CIFAR-10 at 16 pixels; 490 minutes on one CPU core.
-gpu:    17 rows x 2 seeds on CIFAR-10, SmallAlexNet at 32 pixels, 10 epochs; about an hour on one
-        H100 (estimated).
+gpu:    17 rows x 2 seeds, SmallAlexNet, CIFAR-10, 10 epochs; an hour on one H100 (estimated).
 paper:  all rows with random initialization (STL-10, 200 epochs).
 Result (laptop): supported over all encoders of both data sets and over the better half on CIFAR-10;
 inconclusive over the better half on digits.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 
 from experiments.lib.evaluation import Evaluation
+from experiments.lib.records import Rows
 from experiments.lib.stats import columns_of
 from experiments.lib.sweep import Run
 from experiments.lib.tables import table_row
@@ -40,7 +38,7 @@ analyze = partial(analyze_plane, scores=columns_of("output"))
 plot = partial(plot_plane, scores=columns_of("output"))
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return the encoders of a scale."""
     if scale == "paper":
         return [run_of(row, "paper", EVALUATE_STL10) for row in random_rows(TABLE)]

@@ -9,24 +9,18 @@ paper: the 63 certain rows of Table 9 (400 epochs of 795 images); hours on one G
 Not run.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 from experiments.lib.records import Rows
-from experiments.lib.sweep import Run
+from experiments.lib.tables import differences
 from experiments.wang_isola.encoders import EVALUATE_NYU, table_runs
 from experiments.wang_isola.plane import analyze_plane, plot_plane
-from experiments.wang_isola.printed_tables import differences
 
 SCALES = ("paper",)
 SETTINGS = ("row", "loss")
 SCORES = {"mean squared error": "conv5_mse"}
 plot = partial(plot_plane, scores=SCORES, lower_is_better=True)
-
-
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
-    """Return the encoders of Table 9."""
-    return table_runs("wang-isola/table9", scale, EVALUATE_NYU)
+runs = partial(table_runs, "wang-isola/table9", EVALUATE_NYU)
 
 
 def analyze(rows: Rows) -> Rows:

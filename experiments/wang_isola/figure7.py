@@ -1,50 +1,39 @@
 """Figure 7 of Wang & Isola: accuracy is an inverted U over the weights of the two losses.
 
-Claim: both alignment and uniformity are needed. Accuracy is high while neither weight is more than
-4 times the other, and does not depend on the weights there.
+Claim: both losses are needed. Accuracy is flat where neither weight is more than 4 times the other.
 
     python run.py reproduce wang-isola/figure7 --scale laptop --data-dir DATA
 
-laptop: 13 weights x 5 seeds on digits, 5 weights x 3 seeds on CIFAR-10 at 16 pixels; 90 minutes on
-        one CPU core.
-gpu:    7 weights x 3 seeds on CIFAR-10, SmallAlexNet, 10 epochs; about 30 minutes on one H100
-        (estimated).
+laptop: 13 weights x 5 seeds on digits, 5 x 3 on CIFAR-10 at 16 pixels; 90 minutes on one CPU core.
+gpu:    7 weights x 3 seeds, SmallAlexNet, CIFAR-10, 10 epochs; 30 minutes on one H100 (estimated).
 paper:  the rows of Table 8 that differ in the two weights only (STL-10, 200 epochs).
 Result (laptop): supported on CIFAR-10 (equal weights beat alignment only by 16.0 points and
 uniformity only by 9.5), inconclusive on digits.
 """
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.lib.evaluation import Evaluation
-from experiments.lib.plots import draw_accuracies, draw_metrics, new_figure, printed, shared_legend
-from experiments.lib.records import Rows, finished, group_by
-from experiments.lib.stats import Comparison, columns_of, compare, judge
+from experiments.lib.plots import accuracy_lines, curves, metric_lines
+from experiments.lib.records import Rows, group_by
+from experiments.lib.stats import Claim, judge_accuracies
 from experiments.lib.sweep import Run
 from experiments.lib.tables import table_row, table_rows
 from experiments.wang_isola.encoders import config_of, refusal, run_of
-from hypersphere_jax.reporting.plots.style import save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("data", "align_weight", "uniform_weight")
 TABLE = "wang-isola/table8"
 EQUAL_ROW = 191  # equal weights of 1; everything else is as here
-BEST_ROW = 174
-# Weights of alignment and uniformity, from alignment only to uniformity only.
-ALIGN_HEAVY = tuple((1, weight) for weight in (0, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2))
-UNIFORM_HEAVY = tuple((weight, 1) for weight in (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 64, 0))
-MANY = (*ALIGN_HEAVY, (1, 1), *UNIFORM_HEAVY)
-FEW = ((1, 0), (1, 1 / 4), (1, 1), (1 / 4, 1), (0, 1))
-SEVEN = ((1, 0), (1, 1 / 16), (1, 1 / 4), (1, 1), (1 / 4, 1), (1 / 16, 1), (0, 1))
-# Scale and name of its config, weights, seeds, evaluation.
+PAPER_ROWS = slice(141, 213)  # 142 to 213: align and uniform, 768 pairs, 128 dimensions
+# Name, scale of its config, the smaller weights, seeds, evaluation.
 SWEEPS = {
     "laptop": (
-        ("digits", "laptop", MANY, range(5), Evaluation()),
-        ("cifar10", "cifar10", FEW, range(3), Evaluation(folds=None)),
+        ("digits", "laptop", (0, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2), range(5), Evaluation()),
+        ("cifar10", "cifar10", (0, 1 / 4), range(3), Evaluation(folds=None)),
     ),
-    "gpu": (("gpu", "gpu", SEVEN, range(3), Evaluation(folds=None)),),
+    "gpu": (("gpu", "gpu", (0, 1 / 16, 1 / 4), range(3), Evaluation(folds=None)),),
 }
 OTHER_RATIOS = {
     "alignment only": (1, 0),
@@ -54,14 +43,17 @@ OTHER_RATIOS = {
 }
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return encoders that differ in the two weights, of which the larger is 1."""
     if scale == "paper":
         return paper_runs()
     planned = []
-    for name, config_scale, weights, seeds, evaluation in SWEEPS[scale]:
+    for name, config_scale, smaller, seeds, evaluation in SWEEPS[scale]:
         base = config_of(table_row(TABLE, EQUAL_ROW), config_scale)
-        for align, uniform in weights:
+        # From alignment only to uniformity only.
+        align_heavy = [(1, weight) for weight in smaller]
+        uniform_heavy = [(weight, 1) for weight in reversed(smaller)]
+        for align, uniform in (*align_heavy, (1, 1), *uniform_heavy):
             labels = {"align_weight": align, "uniform_weight": uniform}
             for seed in seeds:
                 run_name = f"figure7_{name}_align{align:g}_uniform{uniform:g}_seed{seed}"
@@ -72,13 +64,10 @@ def runs(scale: str, rows: Sequence = ()) -> list[Run]:
 
 def paper_runs() -> list[Run]:
     """Return the rows of Table 8 that differ from the best align+uniform row in weights only."""
-    best = table_row(TABLE, BEST_ROW).values
     planned = []
-    for row in table_rows(TABLE):
-        shared = ("contrastive_weight", "init", "epochs", "batch_size", "dim")
-        is_similar = all(row.values[name] == best[name] for name in shared)
+    for row in table_rows(TABLE)[PAPER_ROWS]:
         has_defaults = all(row.values[name] in (2, None) for name in ("align_alpha", "uniform_t"))
-        if is_similar and has_defaults and refusal(row) is None:
+        if has_defaults and refusal(row) is None:
             run = run_of(row, "paper", Evaluation())
             names = ("align_weight", "uniform_weight")
             planned.append(run.replace({name: getattr(run.config, name) for name in names}))
@@ -87,16 +76,15 @@ def paper_runs() -> list[Run]:
 
 def analyze(rows: Rows) -> Rows:
     """Compare equal weights with the ends of the U and with ratios of 4, on the output."""
-    comparisons = []
+    claims = []
     for data, group in group_by(rows, "data").items():
         equal = of_ratio(group, (1, 1))
         for name, ratio in OTHER_RATIOS.items():
             others = of_ratio(group, ratio)
             if equal and others:
-                claim = f"equal weights are better than {name}"
-                estimates = compare(equal, others, columns_of("output"))
-                comparisons.append(Comparison(claim, estimates, labels={"data": data}))
-    return judge(comparisons)
+                text = f"equal weights are better than {name}"
+                claims.append(Claim(text, equal, others, {"data": data}))
+    return judge_accuracies(claims, ["output"])
 
 
 def of_ratio(rows: Rows, ratio: tuple[float, float]) -> Rows:
@@ -105,27 +93,21 @@ def of_ratio(rows: Rows, ratio: tuple[float, float]) -> Rows:
     return [row for row in rows if row["align_weight"] * uniform == row["uniform_weight"] * align]
 
 
-@printed
-def plot(rows: Rows, path: Path | None):
+def plot(rows: Rows, path: Path) -> None:
     """Draw accuracies and metrics over the weights, a column per data set."""
-    data_sets = group_by(sorted(finished(rows), key=angle), "data")
-    figure, grid = new_figure(2, len(data_sets), 2.6, sharex="col", sharey="row")
-    for (above, below), (data, group) in zip(grid.T, data_sets.items(), strict=True):
-        groups = group_by(group, "align_weight", "uniform_weight")
-        places = range(len(groups))
-        draw_accuracies(above, places, [*groups.values()], "output")
-        draw_metrics(below, places, [*groups.values()])
-        labels = [f"{align:.3g} : {uniform:.3g}" for align, uniform in groups]
-        below.set_xticks(places, labels, rotation=90)
-        below.set_xlabel("weights, alignment : uniformity")
-        above.set_title(data)
-    grid[0, 0].set_ylabel("accuracy on the output (%)")
-    grid[1, 0].set_ylabel("metric (lower is better)")
-    grid[1, 0].legend()
-    shared_legend(figure, grid[0, 0], place="upper center")
-    return save_figure(figure, path)
+    above = {}
+    below = {}
+    own = {}
+    ordered = sorted((row | {"angle": angle(row)} for row in rows), key=lambda row: row["angle"])
+    for data, group in group_by(ordered, "data").items():
+        by_angle = group_by(group, "angle")
+        above[data] = accuracy_lines(by_angle, "output")
+        below[f"{data}, metrics"] = metric_lines(by_angle)
+        own[data] = {"ylabel": "accuracy on the output (%)"}
+        own[f"{data}, metrics"] = {"ylabel": "metric", "xlabel": "angle of both weights (degrees)"}
+    curves(above | below, path, across=len(above), share=("col", "row"), own=own)
 
 
 def angle(row: dict) -> float:
-    """Return 0 for alignment only, pi / 2 for uniformity only."""
-    return math.atan2(row["uniform_weight"], row["align_weight"])
+    """Return 0 for alignment only, 90 for uniformity only."""
+    return math.degrees(math.atan2(row["uniform_weight"], row["align_weight"]))

@@ -1,32 +1,29 @@
 """Figure 8 of Wang & Isola: an encoder with too high a temperature, finetuned in three ways.
 
-Claim: finetuning with alignment only (or uniformity only) improves that metric and makes the other
-metric and the accuracy worse. Finetuning with both improves accuracy steadily.
+Claim: finetuning with one of the two metrics improves it and makes the other metric and the
+accuracy worse. Finetuning with both improves accuracy steadily.
 
     python run.py reproduce wang-isola/figure8 --scale laptop --data-dir DATA
 
 laptop: 3 encoders of CIFAR-10 at 16 pixels (tau 2.5), each finetuned for one epoch by 4 objectives;
         84 minutes on one CPU core.
-gpu:    the same with SmallAlexNet at 32 pixels, 10 epochs and 1 of finetuning; about 20 minutes on
-        one H100 (estimated).
+gpu:    the same with SmallAlexNet, 10 epochs and 1 more; 20 minutes on one H100 (estimated).
 paper:  row 278 of Table 8 (tau 2) and the encoders that start from it.
 Result (laptop): inconclusive. With 3 starts only very large differences can be significant.
 
 The control continues with the contrastive loss, which separates the objective from longer training.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.lib.evaluation import Evaluation
-from experiments.lib.plots import draw_accuracies, draw_metrics, new_figure, printed, shared_legend
+from experiments.lib.plots import accuracy_lines, curves, metric_lines
 from experiments.lib.records import Rows, column, group_by
-from experiments.lib.stats import Comparison, columns_of, compare, judge
+from experiments.lib.stats import Claim, judge_accuracies
 from experiments.lib.sweep import Run
 from experiments.lib.tables import table_row
 from experiments.wang_isola.encoders import run_of
 from hypersphere_jax.configs import ObjectiveConfig, section
-from hypersphere_jax.reporting.plots.style import save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("panel", "step")
@@ -47,7 +44,7 @@ CHECKPOINT_STEPS = {"laptop": 130, "gpu": 20, "paper": 136}
 ALONG = Evaluation(folds=None, all_steps=True)
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return starts, and for each start the control and three finetuned encoders."""
     if scale == "paper":
         return paper_runs()
@@ -98,11 +95,8 @@ def analyze(rows: Rows) -> Rows:
     pairs = [("the control", "the start"), (both, "the start"), (both, "the control")]
     for worse in (align, uniform):
         pairs += [("the start", worse), ("the control", worse)]
-    comparisons = []
-    for better, worse in pairs:
-        estimates = compare(groups[better], groups[worse], columns_of("output"), paired=True)
-        comparisons.append(Comparison(f"{better} is better than {worse}", estimates))
-    return judge(comparisons)
+    claims = [Claim(f"{a} is better than {b}", groups[a], groups[b]) for a, b in pairs]
+    return judge_accuracies(claims, ["output"], paired=True)
 
 
 def panels_of(rows: Rows) -> dict[str, Rows]:
@@ -110,19 +104,15 @@ def panels_of(rows: Rows) -> dict[str, Rows]:
     return group_by([row for row in rows if row.get("panel")], "panel")
 
 
-@printed
-def plot(rows: Rows, path: Path | None):
+def plot(rows: Rows, path: Path) -> None:
     """Draw accuracies and metrics over the finetuning steps, a column per objective."""
-    panels = panels_of(rows)
-    figure, grid = new_figure(2, len(panels), 2.1, sharex=True, sharey="row")
-    for (above, below), (panel, group) in zip(grid.T, panels.items(), strict=True):
+    above = {}
+    below = {}
+    own = {}
+    for panel, group in panels_of(rows).items():
         checkpoints = group_by(group, "step")
-        draw_accuracies(above, [*checkpoints], [*checkpoints.values()], "output")
-        draw_metrics(below, [*checkpoints], [*checkpoints.values()])
-        above.set_title(panel)
-        below.set_xlabel("finetuning step")
-    grid[0, 0].set_ylabel("accuracy on the output (%)")
-    grid[1, 0].set_ylabel("metric (lower is better)")
-    grid[1, 0].legend()
-    shared_legend(figure, grid[0, 0], place="upper center")
-    return save_figure(figure, path)
+        above[panel] = accuracy_lines(checkpoints, "output")
+        below[f"{panel}, metrics"] = metric_lines(checkpoints)
+        own[panel] = {"ylabel": "accuracy on the output (%)"}
+        own[f"{panel}, metrics"] = {"xlabel": "finetuning step", "ylabel": "metric"}
+    curves(above | below, path, across=len(above), share=("col", "row"), own=own)

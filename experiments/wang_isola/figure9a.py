@@ -9,24 +9,18 @@ paper: the 42 certain rows of Table 10 (MoCo, ResNet-50, 240 epochs); about 10 G
 Not run.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 from experiments.lib.records import Rows
 from experiments.lib.stats import columns_of
-from experiments.lib.sweep import Run
+from experiments.lib.tables import differences
 from experiments.wang_isola.encoders import EVALUATE_IMAGENET100, table_runs
 from experiments.wang_isola.plane import analyze_plane, plot_plane
-from experiments.wang_isola.printed_tables import differences
 
 SCALES = ("paper",)
 SETTINGS = ("row", "loss")
 plot = partial(plot_plane, scores=columns_of("backbone"))
-
-
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
-    """Return the encoders of Table 10."""
-    return table_runs("wang-isola/table10", scale, EVALUATE_IMAGENET100)
+runs = partial(table_runs, "wang-isola/table10", EVALUATE_IMAGENET100)
 
 
 def analyze(rows: Rows) -> Rows:

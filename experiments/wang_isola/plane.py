@@ -6,19 +6,17 @@ from pathlib import Path
 import numpy as np
 import scipy
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
 
-from experiments.lib.plots import INSTRUMENT_STYLES, new_figure, printed
-from experiments.lib.ranks import MIN_ENCODERS, metric_correlations
-from experiments.lib.records import Rows, column, group_by
+from experiments.lib.plots import new_figure, printed
+from experiments.lib.ranks import MIN_ENCODERS, encoder_correlations, metric_correlations
+from experiments.lib.records import Rows, column, finished, group_by
 from experiments.lib.stats import PAPER_PROBE, Comparison, judge
 from hypersphere_jax.reporting.plots.style import COLORS, save_figure
 
 SHARES = np.linspace(0, 1, 13)  # weights of L_uniform in the sum of both metrics
-FAMILIES = {
-    "contrastive": ("o", "contrastive"),
-    "align+uniform": ("s", "align + uniform"),
-    "": ("^", "mixtures"),
-}
+FAMILIES = {"contrastive": "o", "align+uniform": "s", "mixtures": "^"}  # markers
 
 
 def analyze_plane(rows: Rows, scores: Mapping[str, str], expected: int = -1) -> Rows:
@@ -43,10 +41,31 @@ def analyze_plane(rows: Rows, scores: Mapping[str, str], expected: int = -1) -> 
     return judge(comparisons)
 
 
+def order_agrees(rows: Rows, compared: dict[str, dict[str, str]]) -> Rows:
+    """Correlate our accuracies with the paper's over encoders.
+
+    Args:
+      rows: one seed per row of the table.
+      compared: the paper's column -> our columns by instrument.
+    """
+    comparisons = []
+    for name, scores in compared.items():
+        paper = f"paper_{name}"
+        both = [row for row in finished(rows) if paper in row]
+        if len(both) < MIN_ENCODERS:
+            continue
+        estimates = {
+            instrument: encoder_correlations(both, score, (paper,), np.ones((1, 1)))[0]
+            for instrument, score in scores.items()
+        }
+        comparisons.append(Comparison(f"our order agrees with {name}", estimates))
+    return judge(comparisons)
+
+
 @printed
 def plot_plane(
-    rows: Rows, path: Path | None, scores: Mapping[str, str], lower_is_better: bool = False
-):
+    rows: Rows, path: Path, scores: Mapping[str, str], lower_is_better: bool = False
+) -> Figure:
     """Draw the encoders, coloured by the rank of their score, and correlations over weights.
 
     Args:
@@ -71,35 +90,30 @@ def plot_plane(
     return save_figure(figure, path)
 
 
-def _draw_encoders(axes: Axes, rows: Rows, score: str, lower_is_better: bool):
+def _draw_encoders(axes: Axes, rows: Rows, score: str, lower_is_better: bool) -> PathCollection:
     groups = [*group_by(rows, "row").values()]
     align = np.array([column(group, "align").mean() for group in groups])
     uniform = np.array([column(group, "uniform").mean() for group in groups])
     scores = np.array([column(group, score).mean() for group in groups])
     ranks = scipy.stats.rankdata(-scores if lower_is_better else scores) / len(groups)
-    families = np.array([_family(group[0]["kind"]) for group in groups])
-    for kind, (marker, label) in FAMILIES.items():
-        mine = np.flatnonzero(families == kind)
+    kinds = np.array([group[0]["kind"] for group in groups])
+    is_other = ~np.isin(kinds, [*FAMILIES])
+    for kind, marker in FAMILIES.items():
+        mine = np.flatnonzero(is_other if kind == "mixtures" else kinds == kind)
         mine = mine[np.argsort(ranks[mine])]  # the best on top
         style = {"cmap": "RdYlBu", "vmin": 0, "vmax": 1, "edgecolor": "black", "linewidth": 0.3}
         dots = axes.scatter(
-            align[mine], uniform[mine], 14, ranks[mine], marker=marker, label=label, **style
+            align[mine], uniform[mine], 14, ranks[mine], marker=marker, label=kind, **style
         )
     return dots
 
 
-def _family(kind: str) -> str:
-    return kind if kind in FAMILIES else ""
-
-
 def _draw_correlations(axes: Axes, rows: Rows, scores: Mapping[str, str]) -> None:
     """Draw rank correlations over the weight of L_uniform, with intervals."""
-    for number, (instrument, score) in enumerate(scores.items()):
-        estimates = np.array([of[:3] for of in metric_correlations(rows, score, SHARES)])
-        style = INSTRUMENT_STYLES.get(instrument, {"label": instrument, "color": COLORS[number]})
-        axes.plot(SHARES, estimates[:, 0], color=style["color"], label=style["label"])
-        axes.fill_between(
-            SHARES, estimates[:, 1], estimates[:, 2], color=style["color"], alpha=0.15, lw=0
-        )
+    for (instrument, score), color in zip(scores.items(), COLORS, strict=False):
+        estimates = metric_correlations(rows, score, SHARES)
+        low, high = np.array([[each.low, each.high] for each in estimates]).T
+        axes.plot(SHARES, [each.effect for each in estimates], color=color, label=instrument)
+        axes.fill_between(SHARES, low, high, color=color, alpha=0.15, lw=0)
     axes.set(ylim=(-1, 1), title="rank correlation, all encoders")
     axes.set_xlabel(r"share of $L_{uniform}$ in the sum")

@@ -16,23 +16,19 @@ solids; Cohn & Kumar, 2007). The other point sets are the best of three L-BFGS s
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from scipy import optimize
 from threadpoolctl import threadpool_limits
 
-from experiments.lib.plots import new_figure, printed
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
 from experiments.lib.sweep import no_runs
-from experiments.wang_isola.potentials import T, potential, uniform_potential
-from hypersphere_jax.reporting.plots.style import COLORS, save_figure
+from experiments.wang_isola.harmonics import T, potential, uniform_potential
 
 SCALES = ("laptop", "gpu", "paper")
-SETTINGS = ()
 runs = no_runs
+plot = None
 DIMS = (2, 3)
 NUMBERS = (4, 6, 12, 32, 64, 128, 256)
 STARTS = 3
@@ -94,7 +90,7 @@ def best_cosines(numbers: tuple[int, ...] = NUMBERS, seed: int = 0) -> dict:
     return best
 
 
-def analyze(rows: Sequence = (), numbers: tuple[int, ...] = NUMBERS) -> Rows:
+def analyze(rows: Rows, numbers: tuple[int, ...] = NUMBERS) -> Rows:
     """Measure distances to the uniform distribution, and compare with known minimizers."""
     table = []
     previous = dict.fromkeys(DIMS, math.inf)
@@ -111,18 +107,3 @@ def analyze(rows: Sequence = (), numbers: tuple[int, ...] = NUMBERS) -> Rows:
             claim = "potential equals the known minimum"
             table.append(check(claim, abs(error) < 1e-8, error, d=dim, N=n))
     return table
-
-
-@printed
-def plot(rows: Rows, path: Path | None):
-    """Draw the distance to the uniform distribution over N."""
-    figure, ((axes,),) = new_figure(1, 1, 2.6, 3.3)
-    for dim, name, color in zip(DIMS, ("circle", "sphere in $R^3$"), COLORS, strict=False):
-        of_dim = [distance(best_cosines()[dim, n], dim) for n in NUMBERS]
-        random = [math.sqrt(MEAN_DISTANCES[dim] / n) for n in NUMBERS]
-        axes.plot(NUMBERS, of_dim, "o-", color=color, label=name)
-        axes.plot(NUMBERS, random, "--", color=color, linewidth=0.8, label="independent points")
-    axes.set(xscale="log", yscale="log", xlabel="number N of points")
-    axes.set_ylabel("distance to the uniform distribution")
-    axes.legend()
-    return save_figure(figure, path)

@@ -15,32 +15,22 @@ so every value of the range occurs.
 
 import itertools
 import math
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from experiments.lib.plots import new_figure, printed
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
 from experiments.lib.sweep import no_runs
 from experiments.wang_isola import harmonics
-from experiments.wang_isola.potentials import DIMS, T, potential, uniform_potential
-from hypersphere_jax.reporting.plots.style import COLORS, save_figure
+from experiments.wang_isola.harmonics import DIMS, potential, uniform_potential
 
 SCALES = ("laptop", "gpu", "paper")
-SETTINGS = ()
 runs = no_runs
+plot = None
 TS = (0.5, 1.0, 2.0, 4.0)
 ATOMS = (2, 8, 64)
 MEASURES = 100  # random measures per number of atoms
-
-
-def mixture_potential(dim: int, share: float, t: float = T) -> float:
-    """Return the potential of a point mass of a share, mixed with the uniform distribution."""
-    least = uniform_potential(dim, t)
-    return least + share**2 * (1 - least)
 
 
 def random_potentials(random: np.random.Generator, dim: int, t: float) -> np.ndarray:
@@ -54,7 +44,7 @@ def random_potentials(random: np.random.Generator, dim: int, t: float) -> np.nda
     return np.array(values)
 
 
-def analyze(rows: Sequence = (), seed: int = 0) -> Rows:
+def analyze(rows: Rows, seed: int = 0) -> Rows:
     """Check the least value, its decrease with the dimension, and random distributions."""
     random = np.random.default_rng(seed)
     table = []
@@ -73,24 +63,3 @@ def analyze(rows: Sequence = (), seed: int = 0) -> Rows:
         falls = bool((np.diff(optima) < 0).all())
         table.append(check(claim, falls, optima[-1] / math.exp(-2 * t) - 1, t=t))
     return table
-
-
-@printed
-def plot(rows: Rows, path: Path | None):
-    """Draw the range taken by mixtures, and the least value over the dimension."""
-    figure, ((left, right),) = new_figure(1, 2, 2.6)
-    fine = np.linspace(0, 1, 101)
-    for dim, color in zip(DIMS, COLORS, strict=False):
-        left.plot(fine, mixture_potential(dim, fine), color=color, label=f"m = {dim}")
-    left.set(title="mixtures of a point and uniform, t = 2", xlabel="share of mass at one point")
-    left.set_ylabel("mean potential")
-    left.legend()
-    dims = 2 ** np.arange(1, 13)
-    for t, color in zip(TS, COLORS, strict=False):
-        right.plot(
-            dims, [uniform_potential(int(m), t) for m in dims], color=color, label=f"t = {t:g}"
-        )
-        right.axhline(math.exp(-2 * t), color=color, linestyle="--", linewidth=0.8)
-    right.set(title="least value (dashed: limit)", xlabel="dimension m", xscale="log", yscale="log")
-    right.legend(ncols=2, loc="lower left")
-    return save_figure(figure, path)

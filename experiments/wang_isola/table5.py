@@ -8,19 +8,14 @@ paper: ResNet-50, 200 epochs; 53 hours per encoder on 8 V100 (MoCo's README).
 Not run.
 """
 
-from collections.abc import Sequence
+from functools import partial
 
-from experiments.lib.sweep import Run
+from experiments.lib.tables import differences
 from experiments.wang_isola.encoders import EVALUATE_IMAGENET, table_runs
-from experiments.wang_isola.printed_tables import differences
 
 SCALES = ("paper",)
 SETTINGS = ("row", "loss")
 plot = None
 
 analyze = differences
-
-
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
-    """Return the encoders of the table's rows."""
-    return table_runs("wang-isola/table5", scale, EVALUATE_IMAGENET)
+runs = partial(table_runs, "wang-isola/table5", EVALUATE_IMAGENET)

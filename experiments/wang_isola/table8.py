@@ -10,14 +10,13 @@ Result (laptop): supported. The rank correlation with the paper's linear accurac
 logistic regression and 0.68 by 5-NN.
 """
 
-from collections.abc import Sequence
-
 from experiments.lib.evaluation import Evaluation
 from experiments.lib.records import Rows
 from experiments.lib.stats import columns_of
 from experiments.lib.sweep import Run
+from experiments.lib.tables import differences
 from experiments.wang_isola.encoders import EVALUATE_STL10, table_runs
-from experiments.wang_isola.printed_tables import differences, order_agrees
+from experiments.wang_isola.plane import order_agrees
 
 SCALES = ("laptop", "paper")
 SETTINGS = ("row", "loss")
@@ -25,10 +24,10 @@ plot = None
 BESIDE = {f"val_{name}": columns_of("output") for name in ("output_linear", "output_knn5")}
 
 
-def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+def runs(scale: str, rows: Rows) -> list[Run]:
     """Return the encoders of all rows that specify a config."""
     evaluation = EVALUATE_STL10 if scale == "paper" else Evaluation()
-    return table_runs("wang-isola/table8", scale, evaluation)
+    return table_runs("wang-isola/table8", evaluation, scale, rows)
 
 
 def analyze(rows: Rows) -> Rows:

@@ -6,13 +6,13 @@ import pytest
 from rows import both, row
 
 from experiments import reproduce
-from experiments.balanced import grids, settings
+from experiments.balanced import figure4, settings
 from experiments.chen import settings as chen
 from experiments.chen import tableD1
 from experiments.lib import rates
 from experiments.lib.records import read_csv, read_results
-from experiments.lib.sweep import SweepOptions, placed
-from experiments.options import ReproduceConfig
+from experiments.lib.sweep import placed
+from experiments.options import ReproduceConfig, SweepOptions
 from experiments.wang_isola import figure7
 from experiments.wang_isola import table1 as best_encoders
 from hypersphere_jax.configs import UserError
@@ -31,9 +31,9 @@ NOT_RECOMPUTED = ("balanced/theorem", "wang-isola/figure4", "wang-isola/figure5a
 @pytest.mark.parametrize("item", ITEMS)
 def test_items_plan_distinct_runs(item, tmp_path):
     module = reproduce.find(item)
-    options = SweepOptions(tmp_path, seed_offset=7)
+    options = SweepOptions(seed_offset=7)
     for scale in module.SCALES:
-        runs = [placed(run, options) for run in module.runs(scale)]
+        runs = [placed(run, tmp_path, options) for run in module.runs(scale, [])]
         assert len({run.config.name for run in runs}) == len(runs)
         starts = {run.config.init_from for run in runs} - {None}
         assert all(start.startswith(str(tmp_path)) for start in starts)
@@ -65,11 +65,11 @@ def test_recorded_analyses_follow_from_recorded_rows(item, scale):
 )
 def test_unknown_items_and_scales_are_refused(item, scale, named):
     with pytest.raises(UserError, match=named):
-        reproduce.main(ReproduceConfig(item, scale=scale))
+        reproduce.main(ReproduceConfig(item=item, scale=scale))
 
 
 def test_item_is_reported(tmp_path):
-    reproduce.main(ReproduceConfig("wang-isola/figure11", scale="laptop", out=tmp_path))
+    reproduce.main(ReproduceConfig(item="wang-isola/figure11", scale="laptop", out=tmp_path))
     folder = tmp_path / "wang-isola" / "figure11" / "laptop"
     assert (folder / "figure.png").is_file()
     assert {row["verdict"] for row in read_csv(folder / "analysis.csv")} == {"supported"}
@@ -104,11 +104,11 @@ def test_table_1_selects_without_the_test_split():
 
 def test_balanced_grid_selects_by_held_out_images():
     rows = []
-    for loss, alpha, lam in itertools.product(settings.NAMES, grids.VALUES, grids.VALUES):
+    for loss, alpha, lam in itertools.product(settings.NAMES, figure4.VALUES, figure4.VALUES):
         labels = {"kind": loss, "alpha": alpha, "lam": lam}
         labels["backbone_logistic_cv"] = 50 + (alpha == 2) + 2 * (lam == 4) - (lam == 1)
         rows += [row(seed, **both("backbone", 90)) | labels for seed in range(2)]
-    assert grids.selected_cells(rows)[settings.BALANCED] == [(2, 4), (2, 1)]
+    assert figure4.selected_cells(rows)[settings.BALANCED] == [(2, 4), (2, 1)]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from experiments.lib import sweep
 from experiments.lib.evaluation import Evaluation
 from experiments.lib.records import Predictions, read_results, write_results
-from experiments.lib.sweep import Run, SweepOptions, known_rows, run_all
+from experiments.lib.sweep import Run, placed, read_rows, run_all
+from experiments.options import SweepOptions
 from hypersphere_jax.configs import UserError
 
 
@@ -27,7 +27,7 @@ RUNS = [
 def folder(tmp_path_factory):
     """Return the folder of a finished sweep."""
     folder = tmp_path_factory.mktemp("sweep")
-    run_all(lambda rows: RUNS, SweepOptions(folder))
+    run_all(lambda rows: RUNS, folder)
     return folder
 
 
@@ -37,7 +37,7 @@ def modified(folder):
 
 
 def test_failures_are_recorded_and_the_sweep_continues(folder):
-    rows, missing = run_all(lambda rows: RUNS, SweepOptions(folder))
+    rows, missing = run_all(lambda rows: RUNS, folder)
     assert [row["status"] for row in rows] == ["failed", "done", "failed"] and not missing
     assert rows[1]["weight"] == 2 and np.isfinite(rows[1]["final_loss"])
     assert "diverged" in rows[0]["reason"]  # the run that it starts from
@@ -45,43 +45,42 @@ def test_failures_are_recorded_and_the_sweep_continues(folder):
 
 def test_finished_runs_are_skipped_and_failed_runs_retried_on_request(folder):
     first = modified(folder)
-    run_all(lambda rows: RUNS, SweepOptions(folder))
+    run_all(lambda rows: RUNS, folder)
     assert modified(folder) == first
-    run_all(lambda rows: RUNS, SweepOptions(folder, retry=True))
+    run_all(lambda rows: RUNS, folder, SweepOptions(retry=True))
     second = modified(folder)
     assert {name for name in first if second[name] != first[name]} == {"late", "diverged"}
 
 
 def test_later_runs_depend_on_earlier_rows(folder):
     a, b = make_run("a"), make_run("b", epochs=1)
-    rows, missing = run_all(lambda rows: [a, b] if rows else [a], SweepOptions(folder))
+    rows, missing = run_all(lambda rows: [a, b] if rows else [a], folder)
     assert [row["run"] for row in rows] == ["a", "b"] and not missing
     c = make_run("c")
-    rows, missing = run_all(lambda rows: [a, c], SweepOptions(folder, only=("a*",)))
+    rows, missing = run_all(lambda rows: [a, c], folder, SweepOptions(only=("a*",)))
     assert [run.config.name for run in missing] == ["c"] and len(rows) == 1
 
 
 def test_invalid_runs_end_the_sweep(folder):
     with pytest.raises(UserError, match="nowhere"):
-        run_all(lambda rows: [make_run("invalid", data="nowhere")], SweepOptions(folder))
+        run_all(lambda rows: [make_run("invalid", data="nowhere")], folder)
 
 
 def test_rows_belong_to_config_and_evaluation(folder):
-    options = SweepOptions(folder)
     run = make_run("a")
     for other in (run.replace(seed=1), run.evaluated(folds=None), run.evaluated(tasks=("mr",))):
-        assert known_rows([sweep.placed(other, options)]) == []
+        assert read_rows(placed(other, folder)) is None
     # Devices, logging and the folder of the data do not change the rows.
     moved = run.replace(devices=1, log_every_steps=7)
-    assert known_rows([sweep.placed(moved, SweepOptions(folder, "elsewhere"))])
+    assert read_rows(placed(moved, folder, SweepOptions(data_dir="elsewhere")))
 
 
 def test_seed_offset_shifts_seeds_and_names(tmp_path):
     run = make_run("late", init_from="start")
-    placed = sweep.placed(run, SweepOptions(tmp_path, seed_offset=100))
-    assert placed.config.seed == run.config.seed + 100 and placed.config.name == "late_plus100"
-    assert placed.config.init_from == f"{tmp_path}/start_plus100"
-    assert placed.labels["run"] == "late"
+    moved = placed(run, tmp_path, SweepOptions(seed_offset=100))
+    assert moved.config.seed == run.config.seed + 100 and moved.config.name == "late_plus100"
+    assert moved.config.init_from == f"{tmp_path}/start_plus100"
+    assert moved.labels["run"] == "late"
 
 
 def test_results_survive_a_round_trip(tmp_path, rng):
@@ -103,5 +102,5 @@ def test_results_survive_a_round_trip(tmp_path, rng):
 def test_missing_images_end_a_sweep_before_training(tmp_path):
     runs = [make_run("a"), make_run("b", data=str(tmp_path / "nowhere"))]
     with pytest.raises(UserError, match="nowhere"):
-        run_all(lambda rows: runs, SweepOptions(tmp_path))
+        run_all(lambda rows: runs, tmp_path)
     assert not modified(tmp_path)
