@@ -138,15 +138,20 @@ def test_evaluation_leaves_unreadable_images_out(images, tmp_path, monkeypatch):
     run = set_up(config(tmp_path, images, devices=1, **evaluated))
     apply, params, stats = models.create(run.config, jax.random.key(0))
     seen = []
-    monkeypatch.setitem(callbacks.EVALUATORS, "knn", lambda inputs: seen.append(inputs) or {})
+
+    def knn_probe(*split, **options):
+        seen.extend(split)
+        return {"top1": 0.0}
+
+    monkeypatch.setattr(callbacks, "knn_probe", knn_probe)
     evaluate = callbacks.evaluation_callback(run.config, run.dataset, apply, run.devices)
     evaluate(params, stats)
     bank, queries = callbacks.split_images(run.config, run.dataset)
     bank_labels = [bank.labels[i] for i in range(len(bank)) if bank.indices[i] != BAD]
     query_labels = [queries.labels[i] for i in range(len(queries)) if queries.indices[i] != BAD]
-    assert seen[0].bank == len(bank_labels)
-    assert seen[0].labels.tolist() == bank_labels + query_labels
-    assert {len(x) for x in seen[0].features.values()} == {59}
+    bank_x, bank_y, query_x, query_y = seen
+    assert (bank_y.tolist(), query_y.tolist()) == (bank_labels, query_labels)
+    assert len(bank_x) + len(query_x) == 59
 
 
 @pytest.mark.slow
