@@ -63,8 +63,8 @@ class ModelConfig(Config):
     zero_init_residual: bool = False
     """Start the last scale of each residual block at zero; `--init simclr` does so."""
     remat: bool = False
-    """Keep only the outputs of a ResNet's blocks for the gradient, and compute the blocks a second
-    time: less memory, same numbers."""
+    """Keep only the outputs of the blocks of a ResNet or ViT for the gradient, and compute the
+    blocks a second time: less memory, same numbers."""
     head: Literal["linear", "moco_v2", "simclr2", "simclr3", "balanced", "none"] = "linear"
     """Projection head: linear; MoCo v2's MLP; SimCLR's with 2 or 3 layers and batch norm; the
     balanced paper's with 3 layers (use --dim 2048); `none`: the normalized backbone features."""
@@ -114,8 +114,10 @@ class ModelConfig(Config):
         if self.batch_norm not in (None, "split"):
             refuse(self, ["bn_groups"], f"is for batch_norm=split, not {self.batch_norm}")
         if not self.model.startswith("resnet"):
-            names = ["stem", "zero_init_residual", "remat"]
+            names = ["stem", "zero_init_residual"]
             refuse(self, names, f"is for ResNets, and {self.model} is none")
+        if not self.model.startswith(("resnet", "vit")):
+            refuse(self, ["remat"], f"is for ResNets and ViTs, and {self.model} is none")
         if not self.model.startswith("vit"):
             refuse(self, ["patch_size", "pool"], f"is for ViTs, and {self.model} is none")
         elif self.image_size is not None and self.patch_size is not None:

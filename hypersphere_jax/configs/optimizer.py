@@ -24,8 +24,9 @@ class OptimizerConfig(Config):
     batch_size: Annotated[int, arg(aliases=["--bs"])] = 256
     """Positive pairs in the global batch."""
     microbatch_size: int | None = None
-    """Pairs in all devices' memory at a time: the network encodes the batch in parts, each of them
-    twice, and the loss and its gradient are the whole batch's. Batch statistics are each part's."""
+    """Pairs that the network encodes at a time, on all devices together, to save memory. Loss and
+    gradient are exact for the whole batch (GradCache); each microbatch has separate batch
+    statistics; a step needs about a third more operations."""
     optimizer: Literal["sgd", "lars", "adam", "adamw"] = "sgd"
     """`sgd` with momentum, `lars` (You et al., as in SimCLR), `adam`, or `adamw` (decoupled weight
     decay, for ViTs)."""

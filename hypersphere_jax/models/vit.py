@@ -57,6 +57,7 @@ class ViT(nnx.Module):
         inputs = patch * patch * config.in_channels
         tokens = 1 + (config.image_size // patch) ** 2
         self.pool = config.pool
+        self.remat = config.remat
         # PyTorch's initialization of convolutions.
         self.patches = nnx.Conv(
             config.in_channels,
@@ -88,9 +89,12 @@ class ViT(nnx.Module):
         token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (n, 1, width))
         x = jnp.concatenate([token, x.reshape(n, -1, width)], axis=1)
         x = x + self.position_embedding[...].astype(x.dtype)
+        call = Block.__call__
+        if self.remat and train:
+            call = nnx.remat(call)
         for number in range(1, self.depth + 1):
             name = f"block{number}"
-            outputs[name] = x = getattr(self, name)(x)
+            outputs[name] = x = call(getattr(self, name), x)
         pooled = x[:, 0]
         if self.pool == "mean":
             pooled = jnp.mean(x[:, 1:], axis=1, dtype=jnp.float32)

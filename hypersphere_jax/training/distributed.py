@@ -234,11 +234,9 @@ def check_batch_size(config: OptimizerConfig, devices: Sequence[jax.Device]) -> 
     total = len(devices)
     for name in ("batch_size", "microbatch_size"):
         size = getattr(config, name) or total
-        near = max(total, size // total * total)
         require(
             size % total == 0,
-            f"{name}={size} does not divide over {total} devices: "
-            f"take a multiple of {total}, such as {near}",
+            f"{name}={size} does not divide over {total} devices: use a multiple of {total}",
         )
 
 
