@@ -64,34 +64,44 @@ def test_layers_and_statistics_match_numpy(name, train, short_networks, rng):
     assert list(models.layers(config).items()) == shapes
 
 
-def remat_cases(rng):
-    """Return parameters, and the loss of a ResNet that keeps activations or computes them again."""
-    config = replace(RESNET, image_size=8, width=0.05)
-    params, stats = from_torch(config, random_state(config, rng))
+REMAT = {"resnet": replace(RESNET, image_size=8, width=0.05), "vit": replace(VIT, width=0.05)}
+
+
+def make_remat_loss(config, params, stats):
+    """Return a loss of a network that keeps activations or computes them again."""
 
     def loss(params, x, remat):
         encode, _, _ = models.abstract(replace(config, remat=remat))
         outputs, updated = encode(params, stats, x, True)
         return jnp.sum(outputs["output"] ** 3), updated
 
-    return config, params, loss
+    return loss
 
 
-def test_remat_keeps_fewer_activations(short_resnets, rng):
-    config, params, loss = remat_cases(rng)
+@pytest.mark.parametrize("network", REMAT)
+def test_remat_keeps_fewer_activations(network, short_networks):
+    config = REMAT[network]
+    _, params, stats = models.abstract(config)
+    x = draw_images(config, 64)
 
     def kept(remat):
-        x = draw_images(config, 64)
-        backward = jax.eval_shape(lambda p: jax.vjp(lambda p: loss(p, x, remat)[0], p)[1], params)
-        return sum(array.size for array in jax.tree.leaves(backward))
+        def backward(params, stats):
+            loss = make_remat_loss(config, params, stats)
+            return jax.vjp(lambda p: loss(p, x, remat)[0], params)[1]
+
+        return sum(array.size for array in jax.tree.leaves(jax.eval_shape(backward, params, stats)))
 
     assert kept(True) < kept(False) / 2
 
 
 @pytest.mark.slow
-def test_remat_changes_no_number(short_resnets, rng):
-    config, params, loss = remat_cases(rng)
-    gradient = jax.jit(jax.grad(loss, has_aux=True), static_argnums=2)
+@pytest.mark.parametrize("network", REMAT)
+def test_remat_changes_no_number(network, short_networks):
+    config = REMAT[network]
+    _, params, stats = models.create(config, jax.random.key(0))
+    gradient = jax.jit(
+        jax.grad(make_remat_loss(config, params, stats), has_aux=True), static_argnums=2
+    )
     x = draw_images(config)
     jax.tree.map(
         lambda *arrays: np.testing.assert_allclose(*arrays, rtol=1e-4, atol=1e-6),
