@@ -13,8 +13,6 @@ Minimizers are known on the circle (regular polygons) and for 4, 6 and 12 points
 solids; Cohn & Kumar, 2007). The other point sets are the best of three L-BFGS searches.
 """
 
-import functools
-import itertools
 import math
 
 import numpy as np
@@ -78,32 +76,30 @@ def known_cosines(dim: int, n: int) -> np.ndarray | None:
     return np.cos(2 * np.pi * np.arange(n) / n) if dim == 2 else SOLIDS.get(n)
 
 
-@functools.cache
-def best_cosines(numbers: tuple[int, ...] = NUMBERS, seed: int = 0) -> dict:
-    """Return the cosines `[n, n]` of the best point set per dimension and number of points."""
-    random = np.random.default_rng(seed)
-    best = {}
-    for dim, n in itertools.product(DIMS, numbers):
-        sets = [minimized(random.standard_normal((n, dim))) for _ in range(STARTS)]
-        products = [points @ points.T for points in sets]
-        best[dim, n] = min(products, key=lambda cosines: potential(cosines).mean())
-    return best
+def best_cosines(random: np.random.Generator, dim: int, n: int) -> np.ndarray:
+    """Return the cosines `[n, n]` of the best point set that searches find."""
+    sets = [minimized(random.standard_normal((n, dim))) for _ in range(STARTS)]
+    products = [points @ points.T for points in sets]
+    return min(products, key=lambda cosines: potential(cosines).mean())
 
 
 def analyze(rows: Rows, numbers: tuple[int, ...] = NUMBERS) -> Rows:
     """Measure distances to the uniform distribution, and compare with known minimizers."""
+    random = np.random.default_rng(0)
     table = []
-    previous = dict.fromkeys(DIMS, math.inf)
-    for (dim, n), cosines in best_cosines(numbers).items():
-        value = distance(cosines, dim)
-        claim = "distance to uniform falls with N"
-        excess = float(potential(cosines).mean()) - uniform_potential(dim)
-        is_smaller = value < previous[dim]
-        table.append(check(claim, is_smaller, value, d=dim, N=n, G2_above_uniform=excess))
-        previous[dim] = value
-        known = known_cosines(dim, n)
-        if known is not None:
-            error = float(potential(cosines).mean() - potential(known).mean())
-            claim = "potential equals the known minimum"
-            table.append(check(claim, abs(error) < 1e-8, error, d=dim, N=n))
+    for dim in DIMS:
+        previous = math.inf
+        for n in numbers:
+            cosines = best_cosines(random, dim, n)
+            mean = float(potential(cosines).mean())
+            value = distance(cosines, dim)
+            claim = "distance to uniform falls with N"
+            excess = mean - uniform_potential(dim)
+            table.append(check(claim, value < previous, value, d=dim, N=n, G2_above_uniform=excess))
+            previous = value
+            known = known_cosines(dim, n)
+            if known is not None:
+                error = mean - float(potential(known).mean())
+                claim = "potential equals the known minimum"
+                table.append(check(claim, abs(error) < 1e-8, error, d=dim, N=n))
     return table
