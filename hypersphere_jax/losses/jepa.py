@@ -4,12 +4,12 @@ Like the generalized contrastive loss of Chen et al., both losses spread the fea
 their projections on random directions with a prior. Features enter without normalization.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.special import ndtri
 
 from hypersphere_jax.losses._pairwise.collectives import global_mean, global_positions, global_size
 from hypersphere_jax.losses._pairwise.options import AxisName
@@ -171,6 +171,7 @@ def _visreg(z: jax.Array, directions: jax.Array, axis_name: AxisName) -> jax.Arr
     projections = project(centered / lax.stop_gradient(deviation), directions)
     n = z.shape[0]
     ranks = 1 + global_positions(n, axis_name)
-    quantiles = ndtri((ranks / (1 + global_size(n, axis_name))).astype(z.dtype))
+    probabilities = (ranks / (1 + global_size(n, axis_name))).astype(z.dtype)
+    quantiles = math.sqrt(2) * lax.erf_inv(2 * probabilities - 1)
     normal = jnp.broadcast_to(quantiles, projections.shape)
     return center + scale + sorted_distance(projections, normal, axis_name)
