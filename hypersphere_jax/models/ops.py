@@ -23,7 +23,7 @@ def convolution(
 
     On CPUs, 3x3 convolutions with stride 1 and at least `winograd.MIN_CHANNELS` channels are
     computed by Winograd's algorithm, which has reverse-mode derivatives only. XLA's convolution is
-    faster for fewer channels and other strides, except for images smaller than the kernel.
+    faster for fewer channels and other strides, except for images of at most 8x8 pixels.
 
     Args:
       x: images `[n, h, w, c]`.
@@ -40,11 +40,14 @@ def convolution(
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
     strides = tuple(strides)
     padding = tuple(tuple(pair) for pair in padding)
-    if patches.is_faster(x, kernel, strides, padding):
-        return patches.convolution(x, kernel, strides, padding)
     sharded = is_sharded(x) or is_sharded(kernel)
     if not sharded and strides == (1, 1) and winograd.is_faster(x, kernel, padding):
         return winograd.convolution(x, kernel, padding)
+    if patches.is_faster(x, kernel, strides, padding):
+        return patches.convolution(x, kernel, strides, padding)
+    # The gradient of the kernel transposes x. XLA would fuse this with the operations that compute
+    # x, and repeat them slowly: a quarter of the time of a narrow ResNet's step.
+    x = winograd.unfused(jax.lax.optimization_barrier, x)
     return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
 

@@ -47,11 +47,12 @@ def draw(rng, images, kernel):
 @pytest.mark.parametrize(
     ("images", "kernel", "strides", "padding", "options"),
     [
-        # Products of patches: images or results smaller than the kernel.
+        # Products of patches: small images, or results smaller than the kernel.
         ((2, 2, 3, 4), (3, 3, 4, 6), 1, 1, {}),
         ((2, 4, 5, 4), (3, 3, 4, 6), 2, 1, {}),
         ((2, 9, 10, 4), (7, 7, 4, 6), 2, 3, {}),
         # XLA's own convolution.
+        ((2, 9, 10, 4), (3, 3, 4, 6), 2, 1, {}),
         ((2, 9, 10, 4), (3, 3, 4, 6), 1, 1, {"rhs_dilation": (2, 2)}),
         # Winograd's algorithm: whole and partial tiles, and several blocks of images. With 32
         # channels, the rounding errors of transforms and sums are at most 7e-4 of the largest

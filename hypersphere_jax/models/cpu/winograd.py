@@ -143,17 +143,17 @@ def _transformed_tiles(
 
     zero = jnp.zeros((), x.dtype)
     unpadded = (0, 0, 0)
-    x = _unfused(lambda x: jax.lax.pad(x, zero, (unpadded, *sides, unpadded)), x)
-    x = _unfused(lambda x: _transform(matrix, views(x, 1, grid[0]), 0), x)
-    return _unfused(lambda x: _transform(matrix, views(x, 3, grid[1]), 1), x)
+    x = unfused(lambda x: jax.lax.pad(x, zero, (unpadded, *sides, unpadded)), x)
+    x = unfused(lambda x: _transform(matrix, views(x, 1, grid[0]), 0), x)
+    return unfused(lambda x: _transform(matrix, views(x, 3, grid[1]), 1), x)
 
 
 def _images(products: jax.Array) -> jax.Array:
     """Return products `[6, 6, n, rows, columns, c]` as images `[n, 4 rows, 4 columns, c]`."""
     _, _, n, rows, columns, c = products.shape
-    x = _unfused(lambda t: _transform(_RESULT, [t[:, j] for j in range(TILE)], 4), products)
+    x = unfused(lambda t: _transform(_RESULT, [t[:, j] for j in range(TILE)], 4), products)
     x = x.reshape(TILE, n, rows, columns * STRIDE, c)
-    x = _unfused(lambda x: _transform(_RESULT, list(x), 2), x)
+    x = unfused(lambda x: _transform(_RESULT, list(x), 2), x)
     return x.reshape(n, rows * STRIDE, columns * STRIDE, c)
 
 
@@ -172,7 +172,7 @@ def _transform(matrix: np.ndarray, parts: Sequence[jax.Array], axis: int) -> jax
     return functools.reduce(jnp.add, terms)
 
 
-def _unfused(function: Callable, x: Any) -> jax.Array:
+def unfused(function: Callable, x: Any) -> jax.Array:
     """Return `function(x)`, which XLA does not fuse with the next operation.
 
     A fused transform would compute each number of the transform before it several times.
