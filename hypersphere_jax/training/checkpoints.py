@@ -11,7 +11,9 @@ import errno
 import json
 import logging
 import re
+import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +38,7 @@ TABLE_CHECKSUM = "crc32"  # key in the table of arrays
 # OSErrors that do not depend on the file: too many open files, no memory.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is not complete
-# What Orbax reads as a pattern or a URL, and what TensorStore cannot encode.
-UNUSABLE = r"[\[\]*?\\\ud800-\udfff]|:/"
+PLAIN_PATH = r"[\w /.,+=@~-]*"  # paths that Orbax and TensorStore take literally
 
 
 class Damaged(Exception):
@@ -56,9 +57,12 @@ class Checkpointer:
         self.saved = 0  # newest saved step
         self._runtime = runtime or RuntimeConfig()
         self._is_writer = distributed.is_first()
-        self.folder = _usable(folder)
         self._saved_at = time.monotonic()
         self._writer: ocp.AsyncCheckpointer | None = None
+        self.folder = folder.absolute()
+        self._link = contextlib.ExitStack()
+        if self._is_writer:
+            self._plain_folder = self._link.enter_context(_plain_path(self.folder))
 
     def restore(self, initial: Tree) -> Tree:
         """Return the newest intact checkpoint, or the initial state if there is none at all.
@@ -107,7 +111,8 @@ class Checkpointer:
                     _handler(), multiprocessing_options=_this_process()
                 )
             items = {"state": ocp.args.PyTreeSave(tree), "contents": ocp.args.JsonSave(table)}
-            self._writer.save(self.folder / str(step), args=ocp.args.Composite(**items))
+            path = self._plain_folder / str(step)
+            self._writer.save(path, args=ocp.args.Composite(**items))
 
     def wait(self) -> None:
         """Wait for the newest save, then remove older checkpoints; UserError if it failed."""
@@ -124,14 +129,15 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait until the checkpoints are written; UserError when a save failed."""
-        try:
-            self.wait()
-        finally:
-            writer = self._writer
-            self._writer = None
-            if writer is not None:
-                with _save_errors(self.folder):  # it may write, too
-                    writer.close()
+        with self._link:
+            try:
+                self.wait()
+            finally:
+                writer = self._writer
+                self._writer = None
+                if writer is not None:
+                    with _save_errors(self.folder):  # it may write, too
+                        writer.close()
 
 
 def steps(folder: Path) -> list[int]:
@@ -202,9 +208,11 @@ def _read(path: Path, like: Tree) -> Tree:
         _require_same_structure(path, saved, _flat(wanted))
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
-        options = _this_process()
-        with ocp.Checkpointer(_handler(), multiprocessing_options=options) as reader:
-            tree = reader.restore(_usable(path), args=ocp.args.Composite(state=args)).state
+        with (
+            _plain_path(path.absolute()) as plain,
+            ocp.Checkpointer(_handler(), multiprocessing_options=_this_process()) as reader,
+        ):
+            tree = reader.restore(plain, args=ocp.args.Composite(state=args)).state
         changed = [key for key, leaf in _flat(tree).items() if entry(leaf) != saved[key]]
         if changed:
             raise Damaged(f"checksums differ for {', '.join(changed[:3])}")
@@ -258,15 +266,21 @@ def _this_process() -> "ocp.options.MultiprocessingOptions":
     return ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
 
 
-def _usable(path: Path) -> Path:
-    """Return the absolute path; UserError for one that Orbax does not take literally."""
-    path = path.absolute()
-    if re.search(UNUSABLE, str(path)):
-        raise UserError(
-            f"{str(path)!r}: no checkpoint can be in a folder with any of * ? [ ] \\ or :/ in its "
-            "path: choose another name= or runs_dir=, or rename it"
-        )
-    return path
+@contextlib.contextmanager
+def _plain_path(folder: Path) -> Iterator[Path]:
+    """Link to a folder whose name Orbax would read as a pattern (`[a]`) or as a URL (`gs:`)."""
+    if re.fullmatch(PLAIN_PATH, str(folder)):
+        yield folder
+        return
+    parent = tempfile.gettempdir()
+    if not re.fullmatch(PLAIN_PATH, parent):
+        parent = "/tmp"
+    link = Path(parent, f"hypersphere_jax-{secrets.token_hex(8)}")
+    link.symlink_to(folder)
+    try:
+        yield link
+    finally:
+        link.unlink(missing_ok=True)
 
 
 def _flat(tree: Tree) -> dict[str, Any]:

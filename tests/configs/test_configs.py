@@ -204,7 +204,7 @@ def test_a_file_of_a_finetuning(run, tmp_path):
     file.write_text("run: mine\nlearning_rates: [0.1, 0.2]\n")
     arguments = [] if run == "mine" else [run]
     arguments += ["--config", str(file), "--seed", "3"]
-    config = cli.parse_run(C.FinetuneConfig, "finetune", arguments, None)
+    config = cli.parse_run(C.FinetuneConfig, "finetune", arguments)
     assert config == C.FinetuneConfig(run, learning_rates=(0.1, 0.2), seed=3)
 
 

@@ -17,7 +17,7 @@ from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.training import distributed, step
 
 
-def objective(view1, view2, labels, axis_name, key):
+def objective(view1, view2, labels, axis_name, key, logit_scale=None):
     """Return a loss of all outputs, the labels and the key, which does not split into parts."""
     arrays = (view1, view2, labels)
     view1, view2, labels = jax.tree.map(lambda array: all_gather(array, axis_name), arrays)
