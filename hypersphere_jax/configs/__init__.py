@@ -1,8 +1,8 @@
 # ruff: noqa: F401  (names for import from here)
 """Configs: frozen dataclasses whose fields are the options of the commands.
 
-The fields of `RuntimeConfig` and `EvaluateConfig` do not change the numbers of a run; a run resumes
-only with the same values of all others.
+The fields of `RuntimeConfig` and `EvaluateConfig` and `remat` do not change the numbers of a run. A
+run resumes only with the same values of all others.
 """
 
 from hypersphere_jax.configs.base import (

@@ -41,8 +41,8 @@ class ModelConfig(Config):
 
     model: Network = "small_cnn"
     """`small_cnn` for images of 8 to 16 pixels, `small_alexnet` (Wang & Isola) for 32 and 64
-    pixels, ResNets and ViTs for all sizes, `sentence_gru` for text (both encoders of
-    Quick-Thought)."""
+    pixels, ResNets for all sizes, ViTs for multiples of their `patch_size`, `sentence_gru` for text
+    (both encoders of Quick-Thought)."""
     dim: int = 32
     """Dimension d of the output on the unit hypersphere."""
     width: float = 1.0

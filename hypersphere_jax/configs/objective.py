@@ -49,9 +49,16 @@ Loss = Literal[
     "visreg",
     "supervised_contrastive",
 ]
-# Options that are a temperature, or the inverse of one.
-TEMPERATURES = ("contrastive_tau", "loss_tau", "loss_alpha")
-MAX_LOGIT_SCALE = 100.0  # of a learned temperature, as in CLIP
+# Losses whose temperature can be learned, with its option. The other losses decrease as their
+# temperature goes to 0 or infinity, whatever the features are.
+LEARNABLE_TEMPERATURES = {
+    "weighted": "contrastive_tau",
+    "nt_xent": "loss_tau",
+    "dcl": "loss_tau",
+    "supervised_contrastive": "loss_tau",
+}
+MIN_TAU = 0.01  # of a learned temperature, as in CLIP
+MAX_TAU = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,11 +94,12 @@ class ObjectiveConfig(Config):
     """Inverse temperature of `balanced_contrastive` (default 4), `generalized_nt_xent` (2)."""
     loss_lam: Auto[float] = None
     """Weight of the uniformity term of `decoupled_nt_xent` (default 0.1), `generalized_contrastive`
-    (5), `balanced_contrastive` and `generalized_nt_xent` (2); weight between 0 and 1 of the test of
-    normality in `lejepa` (0.02) and `visreg` (0.9)."""
+    (5), `balanced_contrastive` and `generalized_nt_xent` (2); weight between 0 and 1 of the
+    distribution term of `lejepa` (0.02) and `visreg` (0.9)."""
     learn_tau: bool = False
-    """Learn the temperature, in log space and without weight decay. It starts at `contrastive_tau`,
-    `loss_tau` or 1 / `loss_alpha`, stays at 0.01 or above, and is logged as `tau`."""
+    """Learn the temperature of contrastive_weight, `nt_xent`, `dcl` or `supervised_contrastive`, in
+    log space and without weight decay. It starts at `contrastive_tau` or `loss_tau`, stays between
+    0.01 and 1, and is logged as `tau`."""
     similarity: Auto[Literal["cosine", "dot", "neg_euclidean"]] = None
     """Similarity of `nt_xent` (default `cosine`). `dot` and `neg_euclidean` (minus the squared
     distance) use unnormalized features."""
@@ -138,22 +146,20 @@ class ObjectiveConfig(Config):
 
     @property
     def temperature_option(self) -> str | None:
-        """Name of the option that is the temperature of the loss, or its inverse."""
+        """Name of the option whose temperature can be learned, if the loss has one."""
         if self.loss == "weighted" and not self.contrastive_weight:
             return None
-        return next((name for name in SETTINGS[self.loss] if name in TEMPERATURES), None)
+        return LEARNABLE_TEMPERATURES.get(self.loss)
 
     def _check_temperature(self) -> None:
         option = self.temperature_option
         if option is None:
             raise UserError(
-                f"learn_tau= needs a temperature, which loss={self.loss} with these weights does "
-                "not have: take a contrastive loss such as nt_xent, or contrastive_weight= above 0"
+                f"learn_tau= is for contrastive_weight= above 0 and loss=nt_xent, dcl or "
+                f"supervised_contrastive, not loss={self.loss} with these weights"
             )
-        if option == "loss_alpha":
-            check_at_most(self, MAX_LOGIT_SCALE, option)
-        else:
-            check_at_least(self, 1 / MAX_LOGIT_SCALE, option)
+        check_at_least(self, MIN_TAU, option)
+        check_at_most(self, MAX_TAU, option)
 
 
 @dataclass(frozen=True)

@@ -73,17 +73,18 @@ class PretrainConfig(
         require(
             self.loss == "weighted" or not (self.queue_size or self.reads_text),
             f"loss={self.loss} compares two views within a batch of images: use loss=weighted with "
-            "queue_size= and with model=sentence_gru",
+            "queue_size= or model=sentence_gru",
         )
         if self.microbatch_size is not None:
             require(
                 not (self.queue_size or self.reads_text),
                 "microbatch_size= is for two views of images in one network: leave it out with "
-                "queue_size= and with model=sentence_gru",
+                "queue_size= or model=sentence_gru",
             )
             require(
                 self.batch_norm != "split",
-                "microbatch_size= makes the groups of batch norm: leave batch_norm=split out",
+                "microbatch_size= and batch_norm=split exclude each other: each microbatch is one "
+                "group of batch norm",
             )
         if self.queue_size == 0:
             refuse(self, ["uniform_intra_batch"], "needs queue_size= above 0")

@@ -154,7 +154,7 @@ def _open_path(
         return pkgutil.resolve_name(READERS[suffix])(path)
     if suffix in (".npz", ".npy") or (path / "train_images.npy").is_file():
         return arrays.open_arrays(path)
-    return image_files.open_image_files(path, config.bad_images, cache_dir)
+    return image_files.open_image_files(path, config.bad_images, cache_dir, _classes(config))
 
 
 def _open_tfds(name: str, data_dir: str | None) -> tuple[Source, Source, Source]:
@@ -192,9 +192,15 @@ def _split(whole: Dataset, config: DataConfig) -> tuple[Source, Source | None]:
 
 
 def _of_classes(source: Source, config: DataConfig) -> Source:
+    names = _classes(config)
+    return source if names is None else subsets.by_class(source, names)
+
+
+def _classes(config: DataConfig) -> tuple[str, ...] | None:
+    """Return the names of the classes to keep; None keeps all."""
     if config.classes is None:
-        return source
-    return subsets.by_class(source, image_files.read_classes(Path(config.classes).expanduser()))
+        return None
+    return image_files.read_classes(Path(config.classes).expanduser())
 
 
 def _subset(source: Source, config: DataConfig) -> Source:

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import logging
 import time
+from collections.abc import Iterable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import IO, Literal
@@ -144,7 +145,10 @@ class ImageFiles:
 
 
 def open_image_files(
-    root: Path, on_bad: Literal["error", "skip"] = "error", cache_dir: Path | None = None
+    root: Path,
+    on_bad: Literal["error", "skip"] = "error",
+    cache_dir: Path | None = None,
+    classes: Iterable[str] | None = None,
 ) -> tuple[ImageFiles, ImageFiles | None]:
     """Open the training and the test split of a folder or zip file, with the same labels.
 
@@ -152,6 +156,7 @@ def open_image_files(
       root: the folder or zip file.
       on_bad: see `ImageFiles`.
       cache_dir: see `ImageFiles`.
+      classes: names of the classes to open. Defaults to all.
 
     Returns:
       The splits. The test split is None if there is none. Data without splits are returned as the
@@ -161,6 +166,10 @@ def open_image_files(
         train, test = find_splits(root)
     except OSError as error:
         raise UserError(f"{root} cannot be read: {error}") from error
+    if classes is not None:
+        wanted = set(map(nfc, classes))
+        train = train.of_classes(wanted)
+        test = test and test.of_classes(wanted)
     names = tuple(sorted(train.classes))
     train_images = ImageFiles(train, names, on_bad, cache_dir)
     if test is None:

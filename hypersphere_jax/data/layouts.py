@@ -125,6 +125,13 @@ class Listing(NamedTuple):
         """Path of the folder of the images, through the zip file if they are in one."""
         return f"{self.place.path}/{self.prefix}".rstrip("/")
 
+    def of_classes(self, names: set[str]) -> "Listing":
+        """Leave out the images of other classes."""
+        if not self.classes:
+            return self
+        images = [file for file in self.images if nfc(file.name.partition("/")[0]) in names]
+        return self._replace(images=images, classes=self.classes & names)
+
 
 def find_splits(root: Path) -> tuple[Listing, Listing | None]:
     """List the images of a folder or a zip file.
@@ -185,6 +192,11 @@ def _split(place: Folder | Archive, prefix: str, files: list[File]) -> Listing:
     classes = _folders(images)
     if classes:
         images = [file for file in images if "/" in file.name]
+        if empty := sorted(_folders(_below(files, prefix)) - classes):
+            folders = ", ".join(empty[:3])
+            logger.warning(
+                "%s: %d folders without images are no classes (%s)", place.path, len(empty), folders
+            )
     return Listing(place, prefix, images, set(map(nfc, classes)))
 
 

@@ -40,7 +40,7 @@ class TfdsSource:
 
     Args:
       folder: folder of a version, see `find_prepared`.
-      split: split in TFDS's notation: `train`, `train+unlabelled`, `train[:10%]`.
+      split: name of the split.
     """
 
     def __init__(self, folder: Path, split: str):

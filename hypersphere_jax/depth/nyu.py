@@ -42,7 +42,7 @@ class MatSource:
             is_valid = images.shape == (n, 3, width, height) and images.size > 0
             if not is_valid or images.dtype != np.uint8 or depths.dtype.kind not in "fiu":
                 raise ValueError("expected uint8 images [n, 3, w, h] and depths [n, w, h]")
-        except UserError:
+        except (UserError, ImportError):
             raise
         except Exception as error:  # h5py raises many types for a damaged file
             message = f"{path} is not NYU-Depth-V2 (HDF5), or is damaged: {reason(error)}"

@@ -56,6 +56,8 @@ def _evaluate(name: str, inputs: EvaluatorInputs) -> dict[str, float]:
         uniform = _uniform(features["output"], objective.uniform_t)
         return {"align": float(align), "uniform": float(uniform)}
     if name == "rankme":
+        if not features["output"].any():  # the worst collapse
+            return {"rankme": 0.0}
         return {"rankme": rankme(features["output"])}
     if name == "classifier":
         is_correct = features["logits"].argmax(axis=1) == labels
@@ -122,19 +124,23 @@ def evaluation_callback(
         for name in config.evaluators:
             values |= _evaluate(name, inputs)
         if distributed.is_first():
-            _warn_if_collapsed(values, len(labels), config.dim, objective.uniform_t)
+            _warn_if_collapsed(values, len(labels), config.dim, objective)
         return {f"eval/{name}": round(value, 6) for name, value in values.items()}
 
     return evaluate
 
 
-def _warn_if_collapsed(values: dict[str, float], n: int, d: int, t: float) -> None:
+def _warn_if_collapsed(
+    values: dict[str, float], n: int, d: int, objective: ObjectiveConfig
+) -> None:
     """Log a warning if uniformity or RankMe says that features `[n, d]` have collapsed."""
     signs = []
-    highest = COLLAPSED_SHARE * uniformity_optimum(d, min(t, LARGEST_T))
+    highest = COLLAPSED_SHARE * uniformity_optimum(d, min(objective.uniform_t, LARGEST_T))
     if values.get("uniform", -math.inf) > highest:
         signs.append(f"uniformity {values['uniform']:.3g} is above {highest:.3g}")
     lowest = max(COLLAPSED_RANK, COLLAPSED_SHARE * min(n, d))
+    if uses_labels(objective):
+        lowest = COLLAPSED_RANK  # classes need few directions
     if values.get("rankme", math.inf) < lowest:
         signs.append(f"RankMe {values['rankme']:.3g} is below {lowest:.3g}")
     if signs:
@@ -163,7 +169,7 @@ def split_images(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Sour
     require(
         bool(dataset.class_names) or not labelled,
         f"evaluators={' '.join(labelled)}: the images of {dataset.origin} have no labels; use "
-        "align_uniform only",
+        "evaluators=align_uniform or rankme",
     )
     is_supervised = bool(labelled) and uses_labels(config)
     default = "test" if is_supervised and config.folds > 1 else "train"

@@ -152,11 +152,18 @@ def _compile_layers(
         layers = []
         for view in _make_views(data, side, cropped, views, key, images, positions):
             outputs, _ = apply(*weights, view, False)
-            pooled = {layer: POOLS[pool](outputs[layer]) for layer, pool in pools}
+            pooled = {layer: _pool(outputs[layer], pool) for layer, pool in pools}
             layers.append({layer: x.reshape(len(view), -1) for layer, x in pooled.items()})
         return tuple(layers)
 
     return distributed.pmap(per_device, devices)
+
+
+def _pool(x: jax.Array, pool: str) -> jax.Array:
+    """Pool a layer `[n, h, w, c]`, or the patches of a ViT `[n, 1 + patches, c]`."""
+    if pool != "none" and x.ndim == 3:
+        x = x[:, 1:, None]  # without the class token
+    return POOLS[pool](x)
 
 
 def _make_views(
@@ -248,7 +255,7 @@ def split_features(
       source: images or sentences.
       layers: names of layers.
       devices: local devices.
-      pool: spatial pooling of layers `[h, w, c]` before they are flattened: "none", "mean" or
+      pool: pooling of layers `[h, w, c]` or `[tokens, c]` before flattening: "none", "mean" or
         "max".
 
     Raises:
@@ -314,11 +321,11 @@ def pair_features(
 
 
 def _layer_pools(encoder: RunEncoder, layers: Sequence[str], pool: str) -> dict[str, str]:
-    """Return the pooling of each layer, "none" for layers without space."""
+    """Return the pooling of each layer, "none" for vectors."""
     for layer in layers:
         models.check_layer(encoder.config, layer)
     shapes = models.layers(encoder.config)
-    spatial = [layer for layer in layers if len(shapes[layer]) == 3]
+    spatial = [layer for layer in layers if len(shapes[layer]) > 1]
     return dict.fromkeys(layers, "none") | dict.fromkeys(spatial, pool)
 
 

@@ -18,7 +18,6 @@ from hypersphere_jax.evaluation.estimates import (
     jsonable,
     mean_estimate,
 )
-from hypersphere_jax.evaluation.knn import retrieval_scores
 from hypersphere_jax.losses._pairwise.options import Exclude, PairOptions
 from hypersphere_jax.losses._pairwise.points import make_points
 from hypersphere_jax.losses._pairwise.sums import pair_logsumexp
@@ -45,14 +44,14 @@ def measure(
         points of one class.
       alpha: power of the distance in alignment, > 0.
       t: scale of the potential in uniformity, > 0.
-      ignore_label: label of points without a class, which alignment and retrieval leave out.
+      ignore_label: label of points without a class, which alignment leaves out.
 
     Returns:
       `align`, `uniform`, and each with `_standard_error`; `uniform_optimum`, the value of the
       uniform distribution in d dimensions, and `uniform_lower_bound`, the bound for n points
       (Wang & Isola, A.1.1); `effective_rank` (Roy & Vetterli 2007) and `participation_ratio`, both
       d for the uniform distribution; `n`, `d`, `align_alpha`, `uniform_t`. Unknown values are None,
-      such as alignment without y and labels. With labels also the entries of `retrieval_scores`.
+      such as alignment without y and labels. Recall@k and MAP@R: see `retrieval_scores`.
 
     Raises:
       UserError: for shapes that differ, features that are not of unit norm (see `l2_normalize`),
@@ -73,16 +72,14 @@ def measure(
         check_unit_norm(name, side)
     require(len(x) > 1, f"x has {len(x)} point; uniformity needs two")
     align = UNKNOWN_ESTIMATE
-    retrieval: dict[str, float] = {}
     if y is not None:
         align = alignment(x, sides["y"], alpha)
     elif labels is not None:
         groups = geometry.class_rows(labels, len(x), ignore_label=ignore_label)
         align = geometry.class_alignment(x, groups, alpha)
-        retrieval = retrieval_scores(x, labels, ignore_label=ignore_label)
     rank = geometry.effective_rank(x)
     ranks = {name: getattr(rank, name) for name in ("effective_rank", "participation_ratio")}
-    return summary(x, align, alpha, t) | ranks | retrieval
+    return summary(x, align, alpha, t) | ranks
 
 
 def rankme(x: Any, eps: float = 1e-7) -> float:

@@ -141,9 +141,16 @@ def fit_grid(
     leaves = jax.tree.map(np.asarray, state[0])
     classifiers = [Classifier(*pair) for pair in zip(*leaves, strict=True)]
     finite = [bool(np.isfinite(c.weights).all() and np.isfinite(c.bias).all()) for c in classifiers]
-    settings = protocol._asdict()
-    del settings["grid"]
-    return classifiers, settings | {"finite": finite}
+    return classifiers, _used_settings(protocol) | {"finite": finite}
+
+
+def _used_settings(protocol: MinibatchProtocol) -> dict[str, Any]:
+    """Return the settings that the protocol's optimizer and schedule use."""
+    unused = {"grid"}
+    unused |= {"momentum", "nesterov"} if protocol.optimizer == "adam" else {"adam_betas"}
+    if protocol.schedule == "cosine":
+        unused |= {"decay_at", "decay_factor"}
+    return {name: value for name, value in protocol._asdict().items() if name not in unused}
 
 
 def check_grid(grid: Sequence[Any]) -> list[tuple[float, float]]:

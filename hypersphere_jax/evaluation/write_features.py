@@ -91,7 +91,7 @@ def _open_splits(config: FeaturesConfig, encoder: Encoder) -> tuple[Source, Sour
     if config.images is not None:
         path = Path(config.images).expanduser()
         if path.suffix[1:].lower() in EXTENSIONS and path.is_file():
-            return Arrays(read_image(path)[None], None, (), str(path)), None
+            return _ImageFile(read_image(path)[None], None, (), str(path)), None
         options = {"data_dir": config.data_dir, "bad_images": config.bad_images}
         return data.load_raw_splits(DataConfig(data=config.images, **options))
     trained = encoder.config
@@ -106,6 +106,13 @@ def _open_splits(config: FeaturesConfig, encoder: Encoder) -> tuple[Source, Sour
     return dataset.train, dataset.test
 
 
+class _ImageFile(Arrays):
+    """One image with the path of its file."""
+
+    def file(self, index: int) -> str:
+        return self.origin
+
+
 def _extract(
     config: FeaturesConfig, encoder: Encoder, source: Source, devices: list[jax.Device]
 ) -> _Split:
@@ -117,7 +124,7 @@ def _extract(
     elif config.bad_images == "skip":
         trained = trained.replace(bad_images="skip")
     pools = {config.layer: "none"}
-    if len(encoder.layers[config.layer]) == 3:
+    if len(encoder.layers[config.layer]) > 1:
         pools[config.layer] = config.pool
     extractor = Extractor(encoder.apply, trained, source, devices, pools)
     batches = extractor.forward(encoder.params, encoder.stats, extractor.read())

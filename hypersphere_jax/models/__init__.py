@@ -163,7 +163,13 @@ def resolved(config: ModelConfig) -> ModelConfig:
     if config.stem is None and name.startswith("resnet"):
         return config.replace(stem="cifar" if size < 64 else "imagenet")
     if config.patch_size is None and name.startswith("vit"):
-        return config.replace(patch_size=4 if size < 64 else 16)
+        patch_size = 4 if size < 64 else 16
+        require(
+            size % patch_size == 0,
+            f"image_size={size} is no multiple of the default patch_size={patch_size}; pass a "
+            "patch_size= that divides it",
+        )
+        return config.replace(patch_size=patch_size)
     return config
 
 

@@ -87,7 +87,8 @@ def create(network: Custom, shape: tuple[int, ...]) -> tuple[Callable, Callable]
 
 def _dropout_key(calls: jax.Array, axis_name: str | None) -> jax.Array:
     """Return a random key that differs between training calls and between devices."""
-    key = jax.random.fold_in(jax.random.key(0), calls.astype(jnp.uint32))
+    # The mean of equal counters of several devices or microbatches may be rounded.
+    key = jax.random.fold_in(jax.random.key(0), jnp.round(calls).astype(jnp.uint32))
     if axis_name is None:
         return key
     return jax.random.fold_in(key, jax.lax.axis_index(axis_name))

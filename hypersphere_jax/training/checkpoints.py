@@ -26,7 +26,7 @@ from hypersphere_jax.configs import RuntimeConfig, UserError, require
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.arrays import checksum, entry
 
-if TYPE_CHECKING:  # Orbax takes long to import, and the first step does not need it
+if TYPE_CHECKING:  # Orbax takes long to import, and other commands do not need it
     import orbax.checkpoint as ocp
 
 logger = logging.getLogger("hypersphere_jax")

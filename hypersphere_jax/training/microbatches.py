@@ -1,4 +1,4 @@
-"""Batches larger than memory: the exact gradient, with the activations of a part at a time."""
+"""Exact gradient of a batch that does not fit in memory, one microbatch at a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ def encode_microbatches(
 
     Args:
       encode: `(params, *microbatch) -> (outputs, stats)`.
-      count: Number of microbatches, equal runs of consecutive rows of the batch.
+      count: Number of microbatches, equal parts of consecutive rows of the batch.
       params: Parameters of the network.
       batch: Arrays `[n, ...]`.
 

@@ -117,7 +117,7 @@ def initial_logit_scale(config: ObjectiveConfig) -> np.ndarray | None:
     option = config.temperature_option
     if not config.learn_tau or option is None:
         return None
-    return np.asarray(_exponent(option) * math.log(getattr(config, option)), np.float32)
+    return np.asarray(-math.log(getattr(config, option)), np.float32)
 
 
 def _with_temperature(
@@ -126,13 +126,9 @@ def _with_temperature(
     """Return the options of a loss with the learned temperature, if there is one."""
     if logit_scale is None:
         return value
-    option = str(config.temperature_option)
-    return value | {option: jnp.exp(_exponent(option) * logit_scale)}
-
-
-def _exponent(option: str) -> int:
-    """Return 1 for the inverse of a temperature, -1 for a temperature."""
-    return 1 if option == "loss_alpha" else -1
+    option = config.temperature_option
+    assert option is not None, "only losses with a temperature have a logit_scale"
+    return value | {option: jnp.exp(-logit_scale)}
 
 
 def _align_uniform(x, y, alpha, t, axis_name) -> Metrics:

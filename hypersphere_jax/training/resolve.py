@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,8 +27,8 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         return text.resolve_text(config, dataset)
     if objectives.uses_labels(config) and not dataset.class_names:
         raise UserError(
-            f"the loss takes labels, and the images of {dataset.origin} have none: give labels, "
-            "or take a loss without supervised_weight= or loss=supervised_contrastive"
+            f"the loss takes labels, and the images of {dataset.origin} have none: pass labels, or "
+            "train without supervised_weight= and with a loss that takes no labels"
         )
     if config.supervised_weight and config.network is not None:
         raise UserError("supervised_weight= is for this package's networks: pass a loss=")
@@ -35,16 +36,33 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     if config.network is not None:
         config = config.replace(dim=models.layers(config)["output"][0])
     else:
-        default_norm = "split" if config.queue_size else "sync"
         num_classes = len(dataset.class_names) if config.supervised_weight else 0
         network = models.resolved(config)
         config = config.replace(
-            batch_norm=config.batch_norm or default_norm,
-            num_classes=num_classes,
-            stem=network.stem,
-            patch_size=network.patch_size,
+            num_classes=num_classes, stem=network.stem, patch_size=network.patch_size
         )
+        config = config.replace(batch_norm=_batch_norm(config))
     return config.replace(**data.located(config))
+
+
+def _batch_norm(config: PretrainConfig) -> Any:
+    """Return how batch norm is computed; "sync" for networks without batch norm."""
+    if not _has_batch_norm(config):
+        require(
+            config.batch_norm in (None, "sync") and config.bn_groups == PretrainConfig.bn_groups,
+            f"batch_norm= and bn_groups= have no effect, because {config.model} with "
+            f"head={config.head} has no batch norm: leave them out",
+        )
+        return "sync"
+    default = "split" if config.queue_size else "sync"
+    return config.batch_norm or default
+
+
+def _has_batch_norm(config: PretrainConfig) -> bool:
+    if config.network is not None:
+        return True  # perhaps
+    _, _, stats = models.abstract(config)
+    return bool(jax.tree.leaves(stats))
 
 
 def _with_image_shape(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
@@ -87,7 +105,8 @@ def check_devices(config: PretrainConfig, source: data.Source, devices: Sequence
       UserError: For groups of batch norm that do not fit, or that leak the positives; for custom
         parts that return something of another kind.
     """
-    _check_batch_norm(config, len(devices))
+    if _has_batch_norm(config):
+        _check_batch_norm(config, len(devices))
     custom = (config.network, config.function, config.augment, config.preprocess)
     if any(part is not None for part in custom):
         _check_custom(config, source, devices)
@@ -147,19 +166,20 @@ def _check_custom(config: PretrainConfig, source: data.Source, devices: Sequence
     jax.eval_shape(distributed.pmap(loss, devices), *arguments)
 
 
-def labelled(dataset: data.Dataset) -> data.Dataset:
-    """Return the data with only the labelled images to train on.
+def check_labels(dataset: data.Dataset) -> None:
+    """Raise UserError if the labelled images are all of one class."""
+    labels = np.asarray(dataset.train.labels)
+    require(
+        len(np.unique(labels[labels >= 0])) > 1,
+        f"the labelled images of {dataset.origin} are all of one class, and a loss with labels "
+        "needs two",
+    )
 
-    Raises:
-      UserError: If they are all of one class.
-    """
+
+def labelled(dataset: data.Dataset) -> data.Dataset:
+    """Return the data with only the labelled images to train on."""
     labels = np.asarray(dataset.train.labels)
     known = np.flatnonzero(labels >= 0)
-    require(
-        len(np.unique(labels[known])) > 1,
-        f"supervised_weight=: the labelled images of {dataset.origin} are all of one class, and "
-        "two are needed",
-    )
     train = dataset.train
     if len(known) < len(labels):
         train = subsets.Subset(train, known, "labelled images")

@@ -231,6 +231,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     for name, kind in RECORD.items():
         if not isinstance(record[name], kind) or not record[name]:
             raise UserError(f"{file}: {name} is damaged: {ADVICE}")
+    if not all(isinstance(session, dict) and "device" in session for session in record["sessions"]):
+        raise UserError(f"{file}: sessions is damaged: {ADVICE}")
     return record
 
 

@@ -16,7 +16,7 @@ from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.batches import is_resident
 from hypersphere_jax.training.objectives import initial_logit_scale
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.resolve import check_devices, labelled, resolve
+from hypersphere_jax.training.resolve import check_devices, check_labels, labelled, resolve
 from hypersphere_jax.training.step import Momentum, TrainState, init_state
 
 ACCELERATOR_STEPS_PER_CALL = 10  # a small network would wait for the host otherwise
@@ -113,6 +113,8 @@ def set_up(config: PretrainConfig, load: Callable = run_dir.open_data) -> RunSet
     config = resolve(config, dataset)
     check_devices(config, dataset.pretrain, devices)
     digest = dataset.digest()
+    if config.supervised_weight or config.loss == "supervised_contrastive":
+        check_labels(dataset)
     if config.supervised_weight:
         dataset = labelled(dataset)
     source: Any = dataset.pretrain

@@ -19,7 +19,7 @@ import optax
 from hypersphere_jax import text
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
 from hypersphere_jax.configs import PretrainConfig
-from hypersphere_jax.configs.objective import MAX_LOGIT_SCALE, WEIGHTS
+from hypersphere_jax.configs.objective import MAX_TAU, MIN_TAU, WEIGHTS
 from hypersphere_jax.losses._pairwise.collectives import global_size
 from hypersphere_jax.moco import (
     KeyQueue,
@@ -401,6 +401,6 @@ def update_state(state, loss_of, optimizer, axis_name):
     params, logit_scale = optax.apply_updates(trained, updates)
     if logit_scale is not None:
         metrics["tau"] = jnp.exp(-state.logit_scale)
-        logit_scale = jnp.minimum(logit_scale, math.log(MAX_LOGIT_SCALE))
+        logit_scale = jnp.clip(logit_scale, -math.log(MAX_TAU), -math.log(MIN_TAU))
     state = TrainState(state.step + 1, params, stats, opt_state, state.momentum, logit_scale)
     return state, metrics
