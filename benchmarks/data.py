@@ -15,8 +15,9 @@ from hypersphere_jax.configs import DataConfig, PretrainConfig
 from hypersphere_jax.configs.base import section
 from hypersphere_jax.training import distributed
 from hypersphere_jax.training.batches import device_batches
+from hypersphere_jax.training.hparams import scalars_of
 from hypersphere_jax.training.setup import RunSetup, initial_state, set_up
-from hypersphere_jax.training.step import make_step_of, scalars_of
+from hypersphere_jax.training.step import make_step_of
 
 WARM_UP = 3  # steps that fill the queues
 EXTRA = 4  # batches read ahead, so that no pipeline ends before the last step

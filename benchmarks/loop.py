@@ -14,8 +14,8 @@ from benchmarks.options import LoopOptions
 from benchmarks.timing import compared, median, show, take_turns
 from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.training import distributed, train
+from hypersphere_jax.training.hparams import scalars_of
 from hypersphere_jax.training.setup import initial_state, set_up
-from hypersphere_jax.training.step import scalars_of
 
 BARE, OURS = "bare loop", "hypersphere_jax.train"
 SIZE: dict[str, Any] = {"model": "small_cnn", "width": 0.25, "batch_size": 140}

@@ -14,8 +14,9 @@ from hypersphere_jax import data
 from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import distributed
+from hypersphere_jax.training.hparams import scalars_of
 from hypersphere_jax.training.setup import initial_state, set_up
-from hypersphere_jax.training.step import make_step_of, scalars_of
+from hypersphere_jax.training.step import make_step_of
 from hypersphere_jax.utils import memory
 
 ROOT = Path(__file__).parent.parent

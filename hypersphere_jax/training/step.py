@@ -4,7 +4,6 @@ The step knows devices only by the name of an axis: it runs under `pmap`, under 
 with `axis_name=None`, on a single device, with the same numbers.
 """
 
-import dataclasses
 import functools
 import math
 import zlib
@@ -19,7 +18,7 @@ import optax
 from hypersphere_jax import text
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
 from hypersphere_jax.configs import PretrainConfig
-from hypersphere_jax.configs.objective import MAX_TAU, MIN_TAU, WEIGHTS
+from hypersphere_jax.configs.objective import MAX_TAU, MIN_TAU
 from hypersphere_jax.losses._pairwise.collectives import global_size
 from hypersphere_jax.moco import (
     KeyQueue,
@@ -37,23 +36,6 @@ from hypersphere_jax.training.objectives import (
     make_queue_objective,
 )
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-
-# Scalar hyper-parameters are arguments of the step, so that runs with other values share a program.
-SCALARS = (
-    *WEIGHTS,
-    "contrastive_tau",
-    "align_alpha",
-    "uniform_t",
-    "loss_tau",
-    "loss_alpha",
-    "loss_lam",
-    "loss_factor",
-    "learning_rate",
-    "weight_decay",
-    "momentum",
-)
-# Options that identify a run and do not enter the program.
-IDENTITY = ("name", "runs_dir", "seed", "init_from", "init_step")
 
 
 class Momentum(NamedTuple):
@@ -96,25 +78,6 @@ def init_state(
 
     step, opt_state = initialize(Trained(params, logit_scale))
     return TrainState(step, params, stats, opt_state, logit_scale=logit_scale)
-
-
-def structure(config: PretrainConfig) -> PretrainConfig:
-    """Compilation key: the config without traced scalars, seed and run identity.
-
-    It includes whether a weight is zero, because such a term is left out of the loss.
-    """
-    standard = PretrainConfig()
-    shared = {name: getattr(standard, name) for name in (*SCALARS, *IDENTITY)}
-    shared |= {name: float(getattr(config, name) > 0) for name in WEIGHTS}
-    return dataclasses.replace(config, **shared)
-
-
-def scalars_of(config: PretrainConfig) -> dict[str, np.ndarray]:
-    """Return the scalar hyper-parameters of a config's loss as float32."""
-    values = {name: getattr(config, name) for name in SCALARS}
-    return {
-        name: np.asarray(value, np.float32) for name, value in values.items() if value is not None
-    }
 
 
 def make_step_of(

@@ -14,9 +14,10 @@ from hypersphere_jax.configs import PretrainConfig, UserError
 from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.batches import call_batches, device_batches
+from hypersphere_jax.training.hparams import scalars_of, structure
 from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
 from hypersphere_jax.training.setup import RunSetup, initial_state, make_evaluation, set_up
-from hypersphere_jax.training.step import make_step_of, make_steps, scalars_of, structure
+from hypersphere_jax.training.step import make_step_of, make_steps
 from hypersphere_jax.training.stopping import StopOnSignal
 from hypersphere_jax.utils import memory, xla
 

@@ -18,6 +18,7 @@ from hypersphere_jax import models
 from hypersphere_jax.configs import Diverged, PretrainConfig, require
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.batches import vmapped_batches
+from hypersphere_jax.training.hparams import scalars_of, structure
 from hypersphere_jax.training.objectives import initial_logit_scale
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
@@ -32,8 +33,6 @@ from hypersphere_jax.training.step import (
     init_state,
     make_step_of,
     make_steps,
-    scalars_of,
-    structure,
 )
 from hypersphere_jax.training.train import take_steps, train_run
 from hypersphere_jax.utils import memory, xla

@@ -18,6 +18,7 @@ from hypersphere_jax import configs as C
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.moco import queue_init, shuffle
 from hypersphere_jax.training import checkpoints, distributed, run_dir
+from hypersphere_jax.training.hparams import scalars_of
 from hypersphere_jax.training.objectives import make_queue_objective
 from hypersphere_jax.training.optimizers import make_optimizer
 from hypersphere_jax.training.step import (
@@ -25,7 +26,6 @@ from hypersphere_jax.training.step import (
     init_state,
     make_moco_step,
     make_step_of,
-    scalars_of,
 )
 
 QUEUE = 11  # keys, which four batches fill more than twice

@@ -15,9 +15,9 @@ from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.training import objectives
 from hypersphere_jax.training import train as training
+from hypersphere_jax.training.hparams import scalars_of, structure
 from hypersphere_jax.training.objectives import make_objective
 from hypersphere_jax.training.resolve import resolve
-from hypersphere_jax.training.step import scalars_of, structure
 
 KEY = jax.random.key(5)
 # Arguments of the loss function; "raw" losses take features that are not normalized.
