@@ -82,6 +82,7 @@ def run(folder, **changes):
     return hj.train(config, loss=own_parts.spread, **parts)
 
 
+@pytest.mark.slow
 @tiny_runs.needs_devices(2)
 def test_run_with_microbatches_equals_one_without_and_resumes(tmp_path):
     options = {"microbatch_size": 4, "devices": 2, "steps_per_call": 3}

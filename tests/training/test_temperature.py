@@ -153,11 +153,8 @@ def test_two_devices_equal_one(one_device):
         assert_close(jax.tree.map(lambda x, i=device: np.asarray(x[i]), found), expected)
 
 
-@pytest.mark.parametrize("kind", ["two views", "queue"])
-def test_run_learns_saves_and_resumes_the_temperature(kind, tmp_path):
-    options = {"loss": "nt_xent", "loss_tau": 0.3}
-    if kind == "queue":
-        options = CONTRASTIVE | {"contrastive_tau": 0.3, "queue_size": 96}
+def test_run_learns_saves_and_resumes_the_temperature(tmp_path):
+    options = CONTRASTIVE | {"contrastive_tau": 0.3, "queue_size": 96}
     config = own_parts.config(tmp_path, **options, learn_tau=True, weight_decay=0.1)
     parts = {"images": own_parts.IMAGES, "network": own_parts.NETWORK, "augment": own_parts.noisy}
     run = hj.train(config, **parts)
