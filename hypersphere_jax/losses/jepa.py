@@ -45,7 +45,7 @@ def lejepa_loss(
     .. math::
         \frac{1 - \lambda}{4 n d} \sum_i \|z_i - z'_i\|_2^2 + \frac{\lambda}{2 K}
         \sum_{j=1}^K \big( T(Z w_j) + T(Z' w_j) \big), \qquad
-        T(s) = n \int_{-5}^5 \Big| \frac{1}{n} \sum_i e^{\mathrm{i} t s_i} - e^{-t^2 / 2} \Big|^2
+        T(s) = n \int_{-5}^5 \left| \frac{1}{n} \sum_i e^{\mathrm{i} t s_i} - e^{-t^2 / 2} \right|^2
         e^{-t^2 / 2} \, dt
 
     (Balestriero & LeCun, arXiv:2511.08544; for two views their mean is the prediction target.) T is
