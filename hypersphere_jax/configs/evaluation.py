@@ -222,7 +222,7 @@ class MetricsConfig(Config):
         check_at_least(self, 1, "devices")
         check_at_least(self, 0, "step")
         if self.of_file:
-            refused = ["runs_dir", "split", "step", "data_dir"]
+            refused = ["runs_dir", "split", "step", "data_dir", "devices"]
             refuse(self, refused, f"is for a run, and {self.run!r} is a file")
         else:
             refused = ["pairs", "labels", "normalize", "out", "figure"]

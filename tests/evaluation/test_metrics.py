@@ -118,7 +118,7 @@ def test_all_parts_of_files(files):
     paths = [str(files / f"{name}.npy") for name in ("x", "y", "labels")]
     out, picture = files / "o.json", files / "o.png"
     arguments = [paths[0], "--pairs", paths[1], "--labels", paths[2]]
-    arguments += ["--out", str(out), "--figure", str(picture), "--devices", "2", "--t", "3"]
+    arguments += ["--out", str(out), "--figure", str(picture), "--t", "3"]
     parts = ["rank", "classes", "distances", "projections", "retrieval", "prototype"]
     assert cli.main(["metrics", *arguments, "--parts", *parts]) == 0
     found = json.loads(out.read_text())
