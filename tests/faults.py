@@ -199,7 +199,7 @@ FAULTS = {
         Fault(
             "temperature decays", "network_mask", returns("jax.tree.map(lambda _: True, params)")
         ),
-        Fault("temperature without a bound", "update_state", argument_of("minimum")),
+        Fault("temperature without a bound", "update_state", argument_of("clip")),
         Fault("config's temperature", "objectives._with_temperature", returns("value")),
         Fault("no labels are a class", "_one_class_per_unlabelled", returns("labels")),
     ],

@@ -190,6 +190,7 @@ def test_names_and_shapes_are_timms(model, parameters):
     assert shapes["head.weight"] == (1000, width)
 
 
+@pytest.mark.slow
 def test_bfloat16_vit_is_close_to_float32(short_networks):
     params, stats = models.create(VIT, jax.random.key(0))[1:]
     x = draw_images(VIT)
