@@ -95,9 +95,8 @@ def test_remat_keeps_fewer_activations(network, short_networks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", REMAT)
-def test_remat_changes_no_number(network, short_networks):
-    config = REMAT[network]
+def test_remat_changes_no_number(short_networks):
+    config = REMAT["resnet"]
     _, params, stats = models.create(config, jax.random.key(0))
     gradient = jax.jit(
         jax.grad(make_remat_loss(config, params, stats), has_aux=True), static_argnums=2
