@@ -37,7 +37,8 @@ def run(options: StepOptions) -> list[dict[str, Any]]:
     augmented = training_step(config.replace(recipe=options.recipe), channels)
     forms = {OURS: Stepper(*plain), f"{OURS}, {options.recipe} views": Stepper(*augmented)}
     if jax.default_backend() == "cpu":
-        forms[XLA] = Stepper(*plain)
+        # Another function, since JAX caches traces by function.
+        forms[XLA] = Stepper(*training_step(config, channels))
         with roofline.plain_convolutions():
             jax.block_until_ready(forms[XLA]())  # traces and compiles
     _, _, (images, *_) = plain
