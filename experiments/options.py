@@ -39,7 +39,7 @@ class QuickstartConfig(Config):
 
 @dataclass(frozen=True)
 class SweepOptions(Config):
-    """How to train and evaluate several runs."""
+    """Options to train and evaluate several runs."""
 
     only: tuple[str, ...] = ()
     """Names of runs to train, with wildcards such as 'figure7_*seed0'. `--dry-run` prints names."""

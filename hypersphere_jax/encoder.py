@@ -147,7 +147,7 @@ def _with_custom(config: PretrainConfig, custom: dict[str, Any]) -> PretrainConf
     """Return the recorded config of an encoder with the custom parts that it names."""
     config = config.replace(**custom)
     name = config.preprocess  # a string, if the preprocessing itself is missing
-    message = f"the images were prepared by {name}: call hypersphere_jax.load(…, preprocess={name})"
+    message = f"the images were prepared by {name}; pass it to hypersphere_jax.load(preprocess=…)"
     require(not isinstance(name, str), message)
     return config
 

@@ -32,7 +32,7 @@ def results(folder, placed=lambda x: x):
 @pytest.mark.slow
 @needs_devices(8)
 def test_the_callers_mesh_changes_nothing(tmp_path):
-    """Of some devices with host arrays, and of all with sharded arrays."""
+    """A mesh of some devices with host arrays, and a mesh of all devices with sharded arrays."""
     expected = results(tmp_path / "plain")
     some = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
     whole = jax.make_mesh((8,), ("data",), (AxisType.Explicit,), devices=jax.devices()[:8])

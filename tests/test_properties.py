@@ -160,7 +160,7 @@ def test_any_options_give_a_valid_config_or_are_refused(options, tmp_path):
 N = 12
 D = 5
 VIEWS = {"align": 2, "uniform": 1, "contrastive": 2, "nt_xent": 2}
-BLOCKS = {"block_size": 5}  # which do not divide the points
+BLOCKS = {"block_size": 5}  # does not divide the number of points
 
 
 def unit(x):

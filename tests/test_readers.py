@@ -34,6 +34,7 @@ def run_record():
         ("config", {"epochs": "3"}),
         ("data_digest", 5),
         ("sessions", []),
+        ("sessions", ["x"]),
         ("sessions", None),
     ],
 )

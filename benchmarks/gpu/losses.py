@@ -45,7 +45,7 @@ class Losses(Check):
         peaks = roofline.measure(64 if self.toy else None)
         record.add(peaks_tflop_s={k: round(v / 1e12, 1) for k, v in peaks.flops_s.items()})
         compiled_by = record.seconds_left / 2
-        # Daemon threads, unlike those of concurrent.futures: the program can end before they do.
+        # The program can end before these daemon threads do, unlike threads of concurrent.futures.
         with ThreadPool(COMPILE_THREADS) as pool:
             programs = {case: pool.apply_async(compile_case, (case,)) for case in cases(self.toy)}
             for program in programs.values():

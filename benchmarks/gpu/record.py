@@ -28,7 +28,7 @@ class Check:
     """Options of all checks."""
 
     minutes: float = 8
-    """Time limit; the results contain what was measured by then."""
+    """Time limit. The results contain all measurements until then."""
     out: Path = Path("runs/gpu")
     """Folder of the results."""
     toy: bool = False
@@ -74,7 +74,7 @@ class Record:
         print(", ".join(shown), flush=True)
 
     def measure(self, labels: dict, function: Callable[..., dict], *arguments: Any) -> None:
-        """Add a row with what a function returns, or with its error: others are worth measuring."""
+        """Add a row with the result of a function, or with its error, and continue."""
         try:
             row = function(*arguments)
         except Exception as error:

@@ -83,7 +83,7 @@ class TrainingCheck(Check):
 
 
 def train(record: Record, config: PretrainConfig, seconds: float, **labels: Any) -> dict[str, Any]:
-    """Train an encoder for at most so many seconds, and add a row per epoch.
+    """Train an encoder within a time limit in seconds, and add a row per epoch.
 
     Returns:
       Epochs, images/s and test accuracies of the encoder.

@@ -32,7 +32,7 @@ from hypersphere_jax import theory
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = figure4.SETTINGS
 plot = None
-PAIRS = 9  # of views: 16 views estimate the expectation over augmentations, another is the anchor
+PAIRS = 9  # pairs of views; 16 views estimate the expectation over augmentations, one is the anchor
 PER_CLASS = 100
 ROUNDING = 1e-5  # tolerance for float32 sums that are divided by nu
 attracting_bound = jax.jit(theory.attracting_bound)

@@ -1,7 +1,7 @@
 """Table D.1 of Chen, Luo & Li: five contrastive losses on CIFAR-10.
 
-Claim: it matters little which distribution the outputs are spread over. The paper's five losses are
-2.7 points apart after 100 epochs and 0.6 after 800, so all differences should be within 0.6.
+Claim: it matters little which distribution the outputs are spread over. The paper's five losses
+differ by 2.7 points after 100 epochs and by 0.6 after 800, so all differences should be within 0.6.
 
     python run.py reproduce chen/tableD1 --scale laptop --data-dir DATA
 

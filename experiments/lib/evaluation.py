@@ -218,7 +218,7 @@ def _task_accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> 
 
 
 def _add_score(row: dict[str, Any], name: str, score: dict) -> None:
-    """Add a score and its predictions to a row; of a linear probe also held-out and top-5."""
+    """Add a score and its predictions to a row; linear probes add held-out and top-5 scores."""
     row[name] = score["top1"]
     predictions = Predictions(np.asarray(score["targets"]), np.asarray(score["predicted"]))
     row[PREDICTIONS][name] = predictions

@@ -1,7 +1,7 @@
 """Figure 3 of Wang & Isola: features of three encoders on the circle.
 
-Claim: features of the contrastive encoder are the most uniform, and close within positive pairs;
-of the supervised encoder close and less uniform; of a random network crowded.
+Claim: features of the contrastive encoder are the most uniform, and close within positive pairs.
+Features of the supervised encoder are close and less uniform, features of a random network crowded.
 
     python run.py reproduce wang-isola/figure3 --scale laptop --data-dir DATA
 

@@ -24,7 +24,7 @@ from experiments.wang_isola.table11 import RANDOM_WORDS, TASKS
 SCALES = ("laptop", "paper")
 SETTINGS = ("kind", "loss", "step")
 plot = None
-PAPER_ROWS = (5, 4, 47)  # of Table 11: the losses of Table 4
+PAPER_ROWS = (5, 4, 47)  # rows of Table 11 with the losses of Table 4
 SELECTED = {
     "contrastive": "best contrastive only",
     "align + uniform": "best align and uniform only",

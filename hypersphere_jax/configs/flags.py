@@ -134,13 +134,19 @@ def read_config_file(file: str | Path) -> dict[str, Any]:
 
 
 def with_flags(message: str) -> str:
-    """Return a message with flags in place of options in Python: `--force` for `force=True`."""
-    option = r"(?<!\S)([a-z]\w*)=(True\b|False\b|[^\s,;:.)…]?)(?!…)"
-    return re.sub(option, _flag, message)
+    """Return a message with flags instead of Python's options: `--force` for `force=True`.
+
+    Calls of functions stay as they are.
+    """
+    call = r"\w\([^)]*\)"
+    option = r"(?<!\S)([a-z]\w*)=(True\b|False\b|[^\s,;:.)]?)"
+    return re.sub(f"{call}|{option}", _flag, message)
 
 
-def _flag(option: re.Match) -> str:
-    name, value = option.groups()
+def _flag(found: re.Match) -> str:
+    name, value = found.groups()
+    if name is None:  # a call
+        return found[0]
     flag = name.replace("_", "-")
     if value == "False":
         return f"--no-{flag}"

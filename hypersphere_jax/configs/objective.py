@@ -57,7 +57,8 @@ LEARNABLE_TEMPERATURES = {
     "dcl": "loss_tau",
     "supervised_contrastive": "loss_tau",
 }
-MIN_TAU = 0.01  # of a learned temperature, as in CLIP
+# Bounds of a learned temperature, as in CLIP.
+MIN_TAU = 0.01
 MAX_TAU = 1.0
 
 

@@ -44,7 +44,7 @@ def open_arrays(path: Path) -> tuple[Arrays, Arrays | None]:
     Args:
       path: an .npz file with train_images, train_labels, test_images, test_labels; a folder with
         train_images.npy and so on, which are memory-mapped; or an .npy file of images without
-        labels, for which there is no test split.
+        labels, which has no test split.
     """
     suffix = path.suffix.lower()
     if suffix == ".npy":

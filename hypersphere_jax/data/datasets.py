@@ -197,7 +197,7 @@ def _of_classes(source: Source, config: DataConfig) -> Source:
 
 
 def _classes(config: DataConfig) -> tuple[str, ...] | None:
-    """Return the names of the classes to keep; None keeps all."""
+    """Return the names of the classes to keep, or None to keep all."""
     if config.classes is None:
         return None
     return image_files.read_classes(Path(config.classes).expanduser())

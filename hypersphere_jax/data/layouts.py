@@ -175,7 +175,7 @@ def _splits_in(place: Folder | Archive, files: list[File]) -> dict[str, Listing]
     names = {name.lower(): name for name in sorted(folders) if name.lower() in TRAIN + TEST}
     if not names:
         return {"": _without_splits(place, base, _below(images, base))}
-    splits = {name: _split(place, f"{base}{names[name]}/", images) for name in names}
+    splits = {name: _split(place, f"{base}{names[name]}/", files) for name in names}
     beside = sorted(folders - set(names.values()))
     flat = [name for name in TRAIN if name in splits and not splits[name].classes]
     require(
@@ -195,7 +195,7 @@ def _split(place: Folder | Archive, prefix: str, files: list[File]) -> Listing:
         if empty := sorted(_folders(_below(files, prefix)) - classes):
             folders = ", ".join(empty[:3])
             logger.warning(
-                "%s: %d folders without images are no classes (%s)", place.path, len(empty), folders
+                "%s: left out %d class folders without images (%s)", place.path, len(empty), folders
             )
     return Listing(place, prefix, images, set(map(nfc, classes)))
 

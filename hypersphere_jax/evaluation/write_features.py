@@ -138,8 +138,10 @@ def _fit_channels(source: Source, trained: PretrainConfig) -> Source:
     """Convert gray or RGB images to the channels of the encoder; UserError for others."""
     if trained.preprocess is not None:
         return source
-    bits = f"the encoder takes images with bits={trained.bits}: omit images= for those of its run"
-    require(not trained.extra_channels, bits)
+    message = (
+        f"the encoder takes images with bits={trained.bits}: use its run's by omitting images="
+    )
+    require(not trained.extra_channels, message)
     channels = trained.in_channels
     if channels in (1, 3):
         return with_channels(source, channels)

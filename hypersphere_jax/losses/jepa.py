@@ -22,7 +22,7 @@ from hypersphere_jax.losses.nt_xent import Terms, alignment_term
 # Nodes of the trapezoidal rule on [0, 5]. The integrand is even: these are 17 nodes on [-5, 5].
 LAST_NODE = 5.0
 NODES = 9
-SMALLEST_DEVIATION = 1e-6  # of a dimension that is divided by it
+SMALLEST_DEVIATION = 1e-6  # lower bound of a divisor
 
 # (features [n, d], directions [k, d], axis_name) -> distance of their distribution to N(0, I)
 Regularizer = Callable[[jax.Array, jax.Array, AxisName], jax.Array]

@@ -166,7 +166,7 @@ def resolved(config: ModelConfig) -> ModelConfig:
         patch_size = 4 if size < 64 else 16
         require(
             size % patch_size == 0,
-            f"image_size={size} is no multiple of the default patch_size={patch_size}; pass a "
+            f"image_size={size} is not a multiple of the default patch_size={patch_size}; pass a "
             "patch_size= that divides it",
         )
         return config.replace(patch_size=patch_size)

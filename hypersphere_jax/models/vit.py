@@ -11,7 +11,7 @@ from hypersphere_jax.models import heads
 from hypersphere_jax.models.blocks import channels
 from hypersphere_jax.models.initializers import SCHEMES, scheme_of
 
-EPSILON = 1e-6  # of layer normalization
+EPSILON = 1e-6  # added to the variance in layer normalization
 MLP_RATIO = 4
 normal = nnx.initializers.normal(0.02)
 
@@ -49,7 +49,7 @@ class ViT(nnx.Module):
     min_image_size = 4
     depth = 12
     layers = (*(f"block{number}" for number in range(1, 13)), "backbone", *heads.LAYERS)
-    attention_heads: int  # of 64 channels each
+    attention_heads: int  # each has 64 channels
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width = self.attention_heads * channels(64, config)

@@ -163,7 +163,7 @@ def _difference(results: Results, base: Results, stem: str, score: str) -> dict[
 
 
 def _correct(results: Results, stem: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return labels `[n]` of a run and whether each was predicted; None if they do not fit."""
+    """Return labels `[n]` of a run and whether each was predicted, or None if unreadable."""
     ((folder, result),) = results.items()
     try:
         file = folder / "eval" / f"{stem}.npz"

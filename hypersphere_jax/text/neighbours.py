@@ -45,10 +45,10 @@ def neighbour_metrics(
       t: scale of the potential, > 0.
 
     Returns:
-      Values and standard errors, None if unknown. The error of alignment is that of a ratio of sums
-      (Cochran, Sampling Techniques, 2.11) whose samples are 50 consecutive sentences. The errors of
-      `uniform_f` and `uniform_g` assume independent sentences; `uniform` has their sum. `pairs` is
-      the number of (i, j).
+      Values and standard errors, None if unknown. Alignment is a ratio of sums; its error (Cochran,
+      Sampling Techniques, 2.11) treats groups of 50 consecutive sentences as samples. The errors of
+      `uniform_f` and `uniform_g` assume independent sentences, and `uniform` has their sum.
+      `pairs` is the number of (i, j).
 
     Raises:
       UserError: for invalid features or options, or no neighbours.
@@ -64,7 +64,7 @@ def neighbour_metrics(
     n = len(f)
     require(documents[0] == 0 and documents[-1] == n, f"documents: must go from 0 to {n}")
     i, j = _neighbours(documents)
-    require(len(i) > 0, "documents: each has one sentence, and there are no neighbours")
+    require(len(i) > 0, "documents: no sentence has a neighbour, since each document has only one")
     uniform_f = metrics.uniformity(f, t)
     uniform_g = metrics.uniformity(g, t)
     uniform = Estimate(*map(sum, zip(uniform_f, uniform_g, strict=True)))

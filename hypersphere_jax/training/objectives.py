@@ -327,9 +327,9 @@ def two_view_loss(
 
 
 def _one_class_per_unlabelled(labels: jax.Array, axis_name: str | None) -> jax.Array:
-    """Give each unlabelled image a class of its own: the other view is its only positive."""
-    own_class = -1 - global_positions(len(labels), axis_name)
-    return jnp.where(labels < 0, own_class, labels)
+    """Give each unlabelled image a separate class, whose only positive is the other view."""
+    new_classes = -1 - global_positions(len(labels), axis_name)
+    return jnp.where(labels < 0, new_classes, labels)
 
 
 def _cross_entropy(view1, view2, labels, axis_name):

@@ -14,7 +14,7 @@ import optax
 
 from hypersphere_jax.configs import OptimizerConfig
 
-# Parameters that have no weight decay, besides those of fewer than two dimensions.
+# Parameters without weight decay, in addition to all of fewer than two dimensions.
 NOT_WEIGHTS = {"bias", "scale", "class_token", "position_embedding"}
 
 

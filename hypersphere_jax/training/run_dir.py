@@ -175,7 +175,7 @@ def require_custom(config: PretrainConfig, recorded: PretrainConfig) -> None:
         parts = " and ".join(f"{name} {value}" for name, value in missing.items())
         arguments = ", ".join(f"{name}=…" for name in missing)
         raise UserError(
-            f"{config.name} uses your own {parts}: pass it to hypersphere_jax.train(config, "
+            f"{config.name} uses the custom {parts}: pass it to hypersphere_jax.train(config, "
             f"{arguments})"
         )
 

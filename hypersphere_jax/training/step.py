@@ -54,7 +54,7 @@ class TrainState(NamedTuple):
     stats: Any
     opt_state: Any
     momentum: Momentum | None = None  # None without a queue
-    logit_scale: jax.Array | None = None  # log of one over the temperature; None if it is fixed
+    logit_scale: jax.Array | None = None  # log(1 / tau), None for a fixed temperature
 
 
 class Trained(NamedTuple):

@@ -106,6 +106,7 @@ CONFLICTS = [
     (C.ImportConfig, {"head": "none"}, {"dim": 5}),
     (C.ProbeConfig, {"protocols": ("knn",)}, {"l2": (1.0,)}),
     (C.MetricsConfig, {"run": "a.npy"}, {"split": "train"}),
+    (C.MetricsConfig, {"run": "a.npy"}, {"devices": 1}),
 ]
 
 
@@ -243,6 +244,7 @@ def test_invalid_files_are_refused(text, named, parse):
         ("unit_norm=False: leave it out", "--no-unit-norm: leave it out"),
         ("runs/tau=0.5/a: no run", "runs/tau=0.5/a: no run"),
         ("from Python, train(config, loss=…)", "from Python, train(config, loss=…)"),
+        ("hypersphere_jax.load(a, network=...) or", "hypersphere_jax.load(a, network=...) or"),
         ("XLA_FLAGS=--a=b", "XLA_FLAGS=--a=b"),
     ],
 )

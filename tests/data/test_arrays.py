@@ -103,7 +103,7 @@ def test_fingerprint_depends_on_images_shape_and_labels():
 
 @pytest.mark.parametrize("k", [1, 9, 256])
 def test_bits_are_a_function_of_seed_index_and_part(k):
-    """Philox of NumPy; at every pixel, alone and as further channels of images."""
+    """Bits are from NumPy's Philox, the same at every pixel; with or without channels of images."""
     source = Arrays(PIXELS[:5], [0, 1, 2, 0, 1], ("a", "b", "c"), "made here")
     for part in (0, 1):
         alone = RandomBits(5, k, 3, seed=7, part=part)

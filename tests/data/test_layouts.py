@@ -81,6 +81,13 @@ def test_the_test_split_is_the_first_with_classes(image, split, tmp_path):
         assert open_image_files(root)[1].origin == f"{root}/{split}"
 
 
+def test_class_folders_without_images_are_reported(tmp_path, caplog):
+    for root in both_forms(tmp_path, files("train/cat/1.heic train/dog/1.png train/.DS_Store")):
+        caplog.clear()
+        assert open_image_files(root)[0].class_names == ("dog",)
+        assert any("cat" in message for message in caplog.messages)
+
+
 def test_links_to_each_other_end(tmp_path):
     root = write(tmp_path / "set", files("a/1.png b/2.png"))
     (root / "a/more").symlink_to("../b")

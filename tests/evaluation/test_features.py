@@ -1,6 +1,7 @@
 """Features of encoders: layers, random views, and their cache."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,6 +64,18 @@ def test_layers_match_the_network_and_are_cached(encoder):
             np.testing.assert_allclose(x, expected, rtol=1e-6)
             np.testing.assert_array_equal(labels, source.labels)
             assert isinstance(x, np.memmap) and not x.flags.writeable
+
+
+@pytest.mark.parametrize(("pool", "expected"), [("none", [-9, 1, 3]), ("mean", [2]), ("max", [3])])
+def test_patches_are_pooled_without_the_class_token(pool, expected, encoder):
+    def apply(params, stats, x, train):
+        tokens = jnp.array([[[-9.0], [1.0], [3.0]]])  # the class token first
+        return {"block1": jnp.broadcast_to(tokens, (len(x), 3, 1))}, stats
+
+    config = encoder.config.replace(model="vit_tiny", patch_size=4)
+    vit = encoder._replace(apply=apply, config=config)
+    found = split_features(vit, some_digits(slice(3)), ["block1"], ONE, pool)
+    np.testing.assert_array_equal(found.features["block1"].x, [expected] * 3)
 
 
 def test_layers_with_space_are_pooled(encoder):

@@ -52,7 +52,7 @@ def test_equal_samples_do_not_replace_the_query():
     """The nearest neighbours of a sample are itself and equals, of which some are not found."""
     labels = np.repeat([0, 1], [1, 5])
     found = hj.retrieval_scores(np.ones((6, 3)), labels, ks=[1])
-    # Of equal samples the first is the nearest: it is of class 0, but for class 1's queries.
+    # The first of equal samples is the nearest, and the first sample is the only one of class 0.
     assert found["recall_at_1"] == 0 and found["retrieval_queries"] == 5
 
 

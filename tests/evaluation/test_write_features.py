@@ -80,7 +80,7 @@ def test_both_splits_for_probe_and_one_for_metrics(encoder, image_run, digits, t
     assert [*train_y, *test_y] == labels[:50].tolist()
     assert run_probe(ProbeConfig((str(both),), protocols=("knn",)))[0]["n"] == 20
     write(image_run, one, **options, split="train")
-    found = run_metrics(MetricsConfig(str(one), devices=1, parts=("classes",)))
+    found = run_metrics(MetricsConfig(str(one), parts=("classes",)))
     assert found["n"] == 30 and sum(found["n_by_class"]) == 30
     with pytest.raises(hj.UserError, match="features"):
         run_metrics(MetricsConfig(str(both)))
@@ -94,6 +94,13 @@ def test_features_of_files_with_their_names(encoder, files, tmp_path):
         assert found["files"].tolist() == list(map(str, files))
         assert found["labels"].tolist() == [0] * 10 + [1, 1]
         assert found["names"].tolist() == ["a", "b"]
+
+
+def test_features_of_one_file_with_its_name(encoder, files, tmp_path):
+    out = tmp_path / "z.npy"
+    write(encoder.save(tmp_path / "saved"), out, images=str(files[3]))
+    assert_close(np.load(out), encoder(files[3:4]))
+    assert [row["file"] for row in read_table(out)] == [str(files[3])]
 
 
 def test_unreadable_images_are_refused_or_left_out(encoder, image_run, files, tmp_path):

@@ -177,7 +177,7 @@ def test_names_and_shapes_are_torchvisions(model, parameters, tensors, norms):
     ("model", "parameters"), [("vit_tiny", 5_717_416), ("vit_small", 22_050_664)]
 )
 def test_names_and_shapes_are_timms(model, parameters):
-    """With 1,000 classes; the numbers of parameters are the ones that timm lists."""
+    """The numbers of parameters with 1,000 classes are from timm's list."""
     entries = torch_names(ModelConfig(model, image_size=224, in_channels=3, dim=1000))
     assert len({entry.name for entry in entries.values()}) == len(entries) == 152
     assert sum(math.prod(entry.shape) for entry in entries.values()) == parameters

@@ -121,7 +121,7 @@ def test_host_crops_images_of_several_sizes(microbatch_size, images, tmp_path):
 
 @pytest.mark.slow
 def test_step_does_not_crop_again_what_the_host_cropped(tmp_path, rng):
-    """With a recipe that only crops, the first loss is computed from the host's crops."""
+    """The first loss of a recipe that only crops is computed from the host's crops."""
     images = [rng.integers(0, 256, (12 + i, 20, 3), np.uint8) for i in range(10)]
     crop = ("random_resized_crop", {"scale": (0.2, 0.5)})
     recipe = hj.Recipe(train=(crop,), evaluate=(("center_crop", {}),))

@@ -14,9 +14,11 @@ from tensorboardX.proto.event_pb2 import Event
 
 import hypersphere_jax as hj
 from hypersphere_jax import configs as C
+from hypersphere_jax import data
 from hypersphere_jax.training import checkpoints, setup
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.training.resolve import check_devices, resolve
 
 
 def initial_state(folder, **changes):
@@ -146,6 +148,7 @@ def test_numbers_that_are_not_finite_end_the_run_and_are_not_saved(loss, options
         ({"microbatch_size": 55}, "microbatch_size=55"),
         ({"batch_norm": "split", "bn_groups": 1}, "bn_groups=1"),
         ({"queue_size": 130, "batch_norm": "local", "devices": 1}, "batch_norm=split"),
+        ({"model": "vit_tiny", "patch_size": 4, "batch_norm": "split"}, "batch_norm"),
         ({"init_from": "shrot"}, "shrot"),
         ({"init_from": "short", "init_step": 7}, "step 7"),
     ],
@@ -157,3 +160,13 @@ def test_mistakes_leave_no_folder(changes, match, short_run, tmp_path):
     with pytest.raises(C.UserError, match=match):
         training.train(tiny_runs.short(tmp_path, **changes))
     assert not list(tmp_path.iterdir())
+
+
+def test_networks_without_batch_norm_need_no_groups(caplog):
+    """The batch of 100 pairs does not divide into the default of eight groups."""
+    options = {"model": "vit_tiny", "patch_size": 4, "queue_size": 200, "batch_size": 100}
+    dataset = data.load(C.PretrainConfig())
+    config = resolve(C.PretrainConfig(**options), dataset)
+    check_devices(config, dataset.pretrain, jax.devices()[:1])
+    assert resolve(config, dataset) == config
+    assert not caplog.messages

@@ -155,6 +155,17 @@ def test_run_of_digits_learns(options, tmp_path):
     assert hj.knn_probe(*splits[0], *splits[1])["top1"] > 75
 
 
+@pytest.mark.parametrize(
+    "options", [{"supervised_weight": 1.0}, {"loss": "supervised_contrastive"}]
+)
+def test_labels_of_one_class_are_refused(options, tmp_path):
+    config = tiny_runs.short(tmp_path, **options)
+    images = np.zeros((64, 8, 8, 1), np.uint8)
+    with pytest.raises(C.UserError, match="one class"):
+        hj.train(config, images=images, labels=np.arange(64) // 32 - 1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_vmapped_objectives_have_their_own_scalars(evaluated):
     common = {"loss_factor": 1e3, "supervised_weight": 0.7, "align_alpha": 2.0, "uniform_t": 2.0}
     changes = {

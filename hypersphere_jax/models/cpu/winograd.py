@@ -20,7 +20,7 @@ from hypersphere_jax.models.cpu.patches import Padding
 STRIDE = 4  # pixels between tiles
 TILE = 6  # pixels of a tile's side
 MIN_CHANNELS = 32  # with 16 channels, transforms take as long as the products that they save
-BLOCK_BYTES = 10_000_000  # of tiles; blocks of images that fit the cache are computed at a time
+BLOCK_BYTES = 10_000_000  # size of the tiles of a block of images, which must fit the cache
 MIN_TILES = 128  # in a batch; with fewer, transforming the kernel costs more than is saved
 
 
@@ -185,7 +185,7 @@ def _map_blocks(function: Callable, bytes_per_image: int, x: jax.Array) -> jax.A
     """Return `function(x)` for images `[n, ...]`, computed block by block.
 
     Args:
-      function: maps images `[m, ...]` to an array `[m, ...]`, each image on its own.
+      function: maps images `[m, ...]` to an array `[m, ...]`, independently for each image.
       bytes_per_image: size of the intermediate values for one image.
       x: images.
     """
