@@ -138,9 +138,7 @@ def _fit_channels(source: Source, trained: PretrainConfig) -> Source:
     """Convert gray or RGB images to the channels of the encoder; UserError for others."""
     if trained.preprocess is not None:
         return source
-    message = (
-        f"the encoder takes images with bits={trained.bits}: use its run's by omitting images="
-    )
+    message = f"the encoder takes images with bits={trained.bits}, as in its run: omit images="
     require(not trained.extra_channels, message)
     channels = trained.in_channels
     if channels in (1, 3):

@@ -44,14 +44,18 @@ def lejepa_loss(
 
     .. math::
         \frac{1 - \lambda}{4 n d} \sum_i \|z_i - z'_i\|_2^2 + \frac{\lambda}{2 K}
-        \sum_{j=1}^K \big( T(Z w_j) + T(Z' w_j) \big), \qquad
+        \sum_{j=1}^K \big( T(Z w_j) + T(Z' w_j) \big)
+
+    with the statistic of Epps and Pulley
+
+    .. math::
         T(s) = n \int_{-5}^5 \left| \frac{1}{n} \sum_i e^{\mathrm{i} t s_i} - e^{-t^2 / 2} \right|^2
         e^{-t^2 / 2} \, dt
 
     (Balestriero & LeCun, arXiv:2511.08544; for two views their mean is the prediction target.) T is
-    the statistic of Epps and Pulley, integrated by the trapezoidal rule with 17 nodes, and the w_j
-    are fresh random unit vectors. For samples of N(0, I) of any size its expectation is 1.06, and
-    for features that are all zero it is 0.409 n. Shared options: see `hypersphere_jax.losses`.
+    integrated by the trapezoidal rule with 17 nodes, and the w_j are fresh random unit vectors. For
+    samples of N(0, I) of any size its expectation is 1.06, and for features that are all zero it is
+    0.409 n. Shared options: see `hypersphere_jax.losses`.
 
     Args:
       key: random key of this step, the same on all devices.
@@ -88,7 +92,11 @@ def visreg_loss(
 
     .. math::
         \frac{1 - \lambda}{4 n d} \sum_i \|z_i - z'_i\|_2^2 +
-        \frac{\lambda}{2} \big( R(Z) + R(Z') \big), \qquad
+        \frac{\lambda}{2} \big( R(Z) + R(Z') \big)
+
+    with the regularizer
+
+    .. math::
         R(Z) = \frac{1}{d} \sum_k \big( \mu_k^2 + (\sigma_k - 1)^2 \big) +
         \frac{1}{n K} \sum_{j=1}^K \| \mathrm{sort}(\hat Z w_j) - q \|_2^2
 
