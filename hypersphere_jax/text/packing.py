@@ -5,12 +5,9 @@ of each sentence (see `sentence_gru`), so the features of a sentence do not depe
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import jax
 
 # Special token ids. Every sentence ends with END. Words have larger ids than UNKNOWN.
 PADDING, END, UNKNOWN = range(3)
@@ -27,18 +24,9 @@ class Packed(NamedTuple):
       last: position of each sentence's END `[k]`, or OTHER_DEVICE.
     """
 
-    words: "np.ndarray | jax.Array"
-    first: "np.ndarray | jax.Array"
-    last: "np.ndarray | jax.Array"
-
-
-def one_per_row(words: "jax.Array") -> Packed:
-    """Return sentences `[k, t]` that already have a row each, padded after their END."""
-    import jax.numpy as jnp
-
-    k, t = words.shape
-    first = jnp.arange(k) * t
-    return Packed(words, first, first + jnp.argmax(words == END, axis=1))
+    words: Any
+    first: Any
+    last: Any
 
 
 def best_fit(lengths: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -86,10 +74,9 @@ def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Pack
     for device in range(devices):
         words = np.full(shape, PADDING, np.int32)
         is_mine = rows % devices == device
-        for i in np.flatnonzero(is_mine).tolist():
-            row = rows[i] // devices
-            words[row, columns[i] : columns[i] + lengths[i]] = sentences[i]
         first = np.where(is_mine, rows // devices * t + columns, OTHER_DEVICE).astype(np.int32)
         last = np.where(is_mine, first + lengths - 1, OTHER_DEVICE).astype(np.int32)
+        for i in np.flatnonzero(is_mine).tolist():
+            words.ravel()[first[i] : last[i] + 1] = sentences[i]
         parts.append(Packed(words, first, last))
     return parts

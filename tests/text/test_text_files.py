@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.text.text_files import read_lines, read_sentences, text_files
+from hypersphere_jax.text.text_files import find, read_lines, read_sentences
 
 HEADER = ["The Project Gutenberg EBook of Emma", "", "Title: Emma"]
 LICENCE = ["Updated editions will replace this one.", "*** START: FULL LICENSE ***", "Sue us not."]
@@ -77,4 +77,4 @@ def test_damaged_and_missing_files_are_refused(tmp_path, library):
     (tmp_path / "thesis.pdf").touch()
     for name in ("missing", "thesis.pdf"):
         with pytest.raises(UserError, match=name):
-            text_files(tmp_path / name)
+            find(tmp_path / name)
