@@ -23,17 +23,12 @@ class Corpus:
     Where image sources have an image, a sentence has its token ids: the ids of its words in the
     vocabulary, UNKNOWN for other words, then END.
 
-    Args:
-      folder: the output of `prepare_text`.
-      split: "train" or "held_out".
-
     Attributes:
       vocabulary: word of each token id.
       documents: first sentence of each document, then the number of sentences, int64 `[d + 1]`.
       max_tokens: longest possible sentence, with END.
       options: options of `prepare_text`.
       digest: fingerprint of tokens, words and documents.
-      labels: -1 for each sentence, int32 `[n]`.
 
     Raises:
       UserError: for a folder that is not a corpus, or is damaged.

@@ -101,7 +101,7 @@ def load_labelled(name: str, data_dir: Path | None, vocabulary: Sequence[str]) -
 
 
 def _read_class(path: Path, label: str) -> list[str]:
-    """Return the sentences of a class, given the stem of its file or the file of any class."""
+    """Return the sentences of a class; the path is a stem or the file of any class."""
     stem = path.name.removesuffix(".gz").removesuffix(".pos").removesuffix(".neg")
     files = [path.with_name(f"{stem}.{label}{ending}") for ending in ("", ".gz")]
     file = next(filter(Path.is_file, files), None)
@@ -116,16 +116,8 @@ def _read_class(path: Path, label: str) -> list[str]:
 
 
 def probe_tasks(folder: Path, config: ProbeConfig) -> dict[str, Dataset]:
-    """Load the labelled sentences that a config names, in the vocabulary of a run.
-
-    Returns:
-      The data of each task, by the last part of its path.
-
-    Raises:
-      UserError: for no task, tasks of equal names, or a protocol that needs a test split.
-    """
-    advice = "name labelled sentences with data=, such as mr with data_dir="
-    require(bool(config.data), f"{folder} is a run of sentences: {advice}")
+    """Load the labelled sentences that a config names, by the last part of each path."""
+    require(bool(config.data), f"{folder} is a run of sentences: name labelled ones with data=")
     vocabulary = run_vocabulary(folder)
     data_dir = Path(config.data_dir) if config.data_dir else None
     tasks = {Path(name).name: load_labelled(name, data_dir, vocabulary) for name in config.data}

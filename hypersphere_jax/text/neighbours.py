@@ -23,11 +23,9 @@ UNIT = 50  # consecutive sentences that are one sample of the standard error of 
 def neighbour_inputs(
     encoder: RunEncoder, corpus: Corpus, devices: list[jax.Device]
 ) -> tuple[Any, tuple[Any, Any], Callable[..., dict[str, Any]]]:
-    """Compute the features of a corpus for the metrics of a run.
+    """Return features of f, features of f and g for all pairs of neighbours, and the metrics.
 
-    Returns:
-      Features of f; features of f and of g for all pairs of neighbours; and the function
-      `neighbour_metrics` of (alpha, t).
+    The metrics are a function of (alpha, t), see `neighbour_metrics`.
     """
     features = split_features(encoder, corpus, ["f", "g"], devices).features
     f, g = (check_features(name, features[name].x) for name in ("f", "g"))

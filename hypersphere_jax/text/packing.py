@@ -16,24 +16,17 @@ OTHER_DEVICE = -1  # position of a sentence that another device has
 
 
 class Packed(NamedTuple):
-    """k sentences in r rows of t tokens.
+    """k sentences in r rows of t tokens. Positions are in the flattened rows."""
 
-    Attributes:
-      words: token ids `[r, t]`, PADDING where there is no sentence.
-      first: position of each sentence's first token in the flattened rows `[k]`, or OTHER_DEVICE.
-      last: position of each sentence's END `[k]`, or OTHER_DEVICE.
-    """
-
-    words: Any
-    first: Any
-    last: Any
+    words: Any  # token ids [r, t], PADDING where there is no sentence
+    first: Any  # position of the first token of each sentence [k], or OTHER_DEVICE
+    last: Any  # position of the END of each sentence [k], or OTHER_DEVICE
 
 
 def best_fit(lengths: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Assign sentences to rows of t tokens by best-fit decreasing.
 
-    Returns:
-      Row and column `[k]` of each sentence's first token, and the number of rows.
+    Return row and column `[k]` of the first token of each sentence, and the number of rows.
     """
     rows = np.empty(len(lengths), np.int64)
     columns = np.empty(len(lengths), np.int64)
@@ -64,8 +57,7 @@ def padded_count(rows: int) -> int:
 def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Packed]:
     """Pack sentences, each of at most t tokens, into rows and deal the rows out to the devices.
 
-    Returns:
-      The part of each device. All parts have the same shapes.
+    The parts of all devices have the same shapes.
     """
     lengths = np.array([len(sentence) for sentence in sentences], np.int32)
     rows, columns, count = best_fit(lengths, t)

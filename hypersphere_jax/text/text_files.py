@@ -39,11 +39,7 @@ def visible_files(path: Path) -> Iterator[Path]:
 
 
 def find(path: Path) -> list[Path]:
-    """Return a text file, or all text files in a folder and its subfolders, sorted by name.
-
-    Raises:
-      UserError: if there is none.
-    """
+    """Return the text files among `visible_files`, sorted by name; UserError if there is none."""
     require(path.exists(), f"no file or folder {path}")
     files = sorted(filter(is_text, visible_files(path)))
     require(bool(files), f"{path}: no .txt or .txt.gz file")
@@ -51,12 +47,9 @@ def find(path: Path) -> list[Path]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file with any kind of line ends.
+    """Yield the lines of a text file with any kind of line ends; UserError for a damaged file.
 
     Each line is decoded as UTF-8, or as Windows-1252 (Latin-1) if it is not valid UTF-8.
-
-    Raises:
-      UserError: for a damaged file, and for UTF-16.
     """
     try:
         with open_file(path) as file:
@@ -79,11 +72,9 @@ def _decode(line: bytes) -> str:
 
 
 def read_sentences(path: Path, form: str) -> Iterator[str]:
-    """Yield the sentences of a text file that contain a word, without Project Gutenberg's header.
+    """Return the sentences of a text file that contain a word.
 
-    Args:
-      path: the file.
-      form: "sentences" for one per line, "prose" for paragraphs between blank lines, or "auto".
+    Their form is "sentences", one per line; "prose", paragraphs between blank lines; or "auto".
     """
     lines = strip_gutenberg(read_lines(path))
     head = list(itertools.islice(lines, HEAD))
