@@ -6,7 +6,7 @@ import contextlib
 import jax
 import numpy as np
 import pytest
-from depth_cases import scenes, write_mat, write_splits
+from depth_cases import scenes, write_mat
 
 from hypersphere_jax import augment, cli, data, models
 from hypersphere_jax import configs as C
@@ -107,12 +107,11 @@ def test_unknown_depths_do_not_bleed():
 def test_runs_are_chosen_on_training_images_and_one_is_tested(tmp_path, capsys):
     """Other test images change the error of the test, and not the cross-validation."""
     images, depths = scenes(60)
-    (tmp_path / "other").mkdir()
-    files = [tmp_path / "nyu.mat", tmp_path / "other" / "nyu.mat"]
-    for file, factor in zip(files, (1, 2), strict=True):
-        write_mat(file, images, np.concatenate([depths[:40], factor * depths[40:]]))
-        write_splits(file.parent, range(40), range(40, 60))
-    config = C.PretrainConfig(runs_dir=str(tmp_path), data="nyu_depth_v2", data_dir=str(files[0]))
+    parts = (range(40), range(40, 60))
+    file = write_mat(tmp_path, images, depths, *parts)
+    far = np.concatenate([depths[:40], 2 * depths[40:]])
+    other_file = write_mat(tmp_path / "other", images, far, *parts)
+    config = C.PretrainConfig(runs_dir=str(tmp_path), data="nyu_depth_v2", data_dir=str(file))
     config = config.replace(dim=4, width=0.1, image_size=16)
     dataset = data.load(config)
     folders = [tmp_path / name for name in ("first", "second")]
@@ -122,21 +121,17 @@ def test_runs_are_chosen_on_training_images_and_one_is_tested(tmp_path, capsys):
         _, params, stats = models.create(run, jax.random.key(seed))
         with contextlib.closing(checkpoints.Checkpointer(folder / "checkpoints")) as steps:
             steps.save(0, {"params": params, "stats": stats})
+    runs = tuple(map(str, folders))
     arguments = ["--layer", "conv2", "--folds", "3", "--epochs", "4", "--devices", "1"]
-    assert cli.main(["depth", *map(str, folders), *arguments]) == 0
-    found = {}
-    for folder in folders:
-        result = read_json(folder / "eval" / "depth-conv2-folds3-epochs4.json")
-        assert len(result["cv_mse_folds"]) == 3
-        found[result["cv_mse"]] = result
-    tested, other = (found[error] for error in sorted(found))
+    assert cli.main(["depth", *runs, *arguments]) == 0
+    results = [read_json(f / "eval" / "depth-conv2-folds3-epochs4.json") for f in folders]
+    tested, other = sorted(results, key=lambda result: result["cv_mse"])
+    assert len(tested["cv_mse_folds"]) == 3
     assert tested["n"] == 20 and tested["n_train"] == 40 and "mse" not in other
     assert (tmp_path / tested["run"] / "figures" / "depth-conv2-folds3-epochs4.png").is_file()
     assert f"{tested['rmse']:.2f}"[:-1] in capsys.readouterr().out
-    changed = DepthConfig(
-        tuple(map(str, folders)), data=str(files[1]), layer="conv2", folds=3, epochs=4, devices=1
-    )
-    again, _ = run_depth(changed).results
+    options = {"layer": "conv2", "folds": 3, "epochs": 4, "devices": 1}
+    again, _ = run_depth(DepthConfig(runs, data=str(other_file), **options)).results
     assert again["run"] == tested["run"] and again["mse"] > tested["mse"]
     assert again["cv_mse"] == pytest.approx(tested["cv_mse"])
     assert len(list((folders[0] / "eval").glob("*.json"))) == 2  # other images, another file
