@@ -170,7 +170,7 @@ FAULTS = {
             argument("score", 1, "run_dir.test_split(dataset)"),
         ),
     ],
-    "tests/text/test_quick_thought_probe.py tests/text": [
+    "tests/text/test_labelled.py tests/text": [
         Fault("neighbours of the same fold", "knn._searches", operator(ast.NotEq, ast.GtE)),
         Fault("penalty by test fold", "sentence_probe", argument("_inner_top1", 2, "outer >= 0")),
     ],

@@ -1,7 +1,6 @@
 """The labelled images of NYU-Depth-V2 with their depth maps (Silberman et al. 2012)."""
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypersphere_jax.data.subsets import Subset
 from hypersphere_jax.utils.caches import fingerprint
 from hypersphere_jax.utils.files import open_file
 
-SPLITS = "splits.mat"
 # The fingerprint reads this many windows of the file, evenly spread.
 WINDOWS = 500
 WINDOW_BYTES = 65536
@@ -79,14 +77,11 @@ class MatSource:
     @functools.cached_property
     def digest(self) -> str:
         """Fingerprint of the size of the file, and of its content in evenly spread windows."""
-        return fingerprint(str(self._path.stat().st_size), *self._windows())
-
-    def _windows(self) -> Iterator[bytes]:
-        last = max(0, self._path.stat().st_size - WINDOW_BYTES)
-        with open(self._path, "rb") as stream:
-            for start in np.linspace(0, last, WINDOWS, dtype=np.int64):
-                stream.seek(int(start))
-                yield stream.read(WINDOW_BYTES)
+        content = np.memmap(self._path, np.uint8, "r")
+        last = max(0, len(content) - WINDOW_BYTES)
+        starts = np.linspace(0, last, WINDOWS, dtype=np.int64)
+        windows = (content[start : start + WINDOW_BYTES] for start in starts)
+        return fingerprint(str(len(content)), *windows)
 
 
 def open_mat(path: Path) -> tuple[Subset, Subset]:
@@ -95,24 +90,19 @@ def open_mat(path: Path) -> tuple[Subset, Subset]:
     Raises:
       UserError: for a damaged file, or without `splits.mat` in the same folder.
     """
-    source = MatSource(path)
-    train, test = _read_splits(Path(path).with_name(SPLITS), len(source))
-    return Subset(source, train, "training images"), Subset(source, test, "test images")
-
-
-def _read_splits(path: Path, n: int) -> tuple[np.ndarray, np.ndarray]:
     from scipy.io import loadmat
 
+    source = MatSource(path)
+    file = Path(path).with_name("splits.mat")
     advice = "put the authors' splits.mat, with their training and test images, next to the images"
-    require(path.is_file(), f"no file {path}: {advice}")
+    require(file.is_file(), f"no file {file}: {advice}")
     try:
-        content = loadmat(path)
-        train = np.sort(content["trainNdxs"].ravel().astype(np.int64) - 1)
-        test = np.sort(content["testNdxs"].ravel().astype(np.int64) - 1)
+        content = loadmat(file)
+        parts = [content[name].ravel().astype(np.int64) - 1 for name in ("trainNdxs", "testNdxs")]
     except Exception as error:  # SciPy raises many types for a damaged file
-        raise UserError(f"{path} is damaged ({reason(error)}): {advice}") from error
-    indices = np.concatenate([train, test])
-    is_valid = len(train) > 0 and len(np.unique(indices)) == len(indices)
-    is_valid = is_valid and indices.min() >= 0 and indices.max() < n
-    require(is_valid, f"{path} does not fit the {n} images: {advice}")
-    return train, test
+        raise UserError(f"{file} is damaged ({reason(error)}): {advice}") from error
+    train, test = map(np.sort, parts)
+    indices, counts = np.unique(np.concatenate(parts), return_counts=True)
+    is_valid = len(train) > 0 and counts.max() == 1 and 0 <= indices[0] <= indices[-1] < len(source)
+    require(is_valid, f"{file} does not fit the {len(source)} images: {advice}")
+    return Subset(source, train, "training images"), Subset(source, test, "test images")

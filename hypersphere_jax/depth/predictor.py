@@ -23,12 +23,8 @@ class DepthPredictor(nnx.Module):
     """Blocks that double the sides and halve the channels, and a convolution to one channel.
 
     A block is a transposed convolution (3x3, stride 2, padding 1), batch norm and ReLU. The number
-    of blocks is log2(size / side), rounded; the depth map is then resized (bilinear).
-
-    Args:
-      channels: channels of the features.
-      side: side of the features.
-      size: side of the depth map.
+    of blocks is log2(size / side), rounded, for features `[n, side, side, channels]`; the depth map
+    is then resized to `[n, size, size]` (bilinear).
     """
 
     def __init__(self, channels: int, side: int, size: int, *, rngs: nnx.Rngs):
@@ -63,14 +59,8 @@ def transposed_convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
     In each direction out[2i - 1 + k] sums x[i] kernel[k] over k = 0, 1, 2, like PyTorch with
     `output_padding=1`. The four parities of an output position are channels of one ordinary 2x2
-    convolution, which takes a quarter of the work of convolving a dilated input.
-
-    Args:
-      x: `[n, h, w, c]`.
-      kernel: `[3, 3, c, features]`.
-
-    Returns:
-      `[n, 2h, 2w, features]`.
+    convolution, which takes a quarter of the work of convolving a dilated input. Shapes:
+    `[n, h, w, c]` and `[3, 3, c, features]` to `[n, 2h, 2w, features]`.
     """
     n, h, w, inputs = x.shape
     outputs = kernel.shape[-1]
@@ -88,35 +78,20 @@ def transposed_convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return jnp.swapaxes(parities, 2, 3).reshape(n, 2 * h, 2 * w, outputs)
 
 
-def create_predictor(
-    shape: tuple[int, int, int], size: int, key: jax.Array, mean: float = 0.0
-) -> tuple[Callable, functional.Tree, functional.Tree]:
-    """Create a predictor with random parameters.
+@functools.lru_cache(maxsize=8)  # folds of any size share compiled programs
+def make_predictor(shape: tuple[int, int, int], size: int) -> tuple[Callable, functional.Builder]:
+    """Return `apply` and `initial` of a predictor.
 
     Args:
       shape: `(side, side, channels)` of the features of one image.
       size: side of the depth map in pixels.
-      key: random key.
-      mean: mean depth, the initial bias of the last convolution. Adam at the paper's rate would
-        take some hundred steps to reach it from 0.
 
     Returns:
-      `apply(params, stats, x, train) -> (depth, stats)`, with `x` float32
-      `[n, side, side, channels]` and `depth` float32 `[n, size, size]`; parameters; and running
-      statistics of batch norm.
+      `apply(params, stats, x, train) -> (depth, stats)`, for `x` float32
+      `[n, side, side, channels]`, and `initial(key) -> (params, stats)`.
     """
-    apply, initial = _functions(shape, size)
-    params, stats = initial(key)
-    params["depth"]["bias"] = jnp.full(1, mean, jnp.float32)
-    return apply, params, stats
-
-
-@functools.lru_cache(maxsize=8)  # all folds share compiled programs
-def _functions(shape: tuple[int, int, int], size: int) -> tuple[Callable, Callable]:
     side, _, channels = shape
-
-    def build(key):
-        return DepthPredictor(channels, side, size, rngs=nnx.Rngs(key))
-
-    builder = functional.Builder(build)
+    builder = functional.Builder(
+        lambda key: DepthPredictor(channels, side, size, rngs=nnx.Rngs(key))
+    )
     return functools.partial(functional.call, builder.abstract()[0]), builder

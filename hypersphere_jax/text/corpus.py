@@ -1,6 +1,5 @@
 """Prepared text: consecutive sentences of documents as token ids on disk."""
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,6 @@ class Corpus:
     Where image sources have an image, a sentence has its token ids: the ids of its words in the
     vocabulary, UNKNOWN for other words, then END.
 
-    Args:
-      folder: the output of `prepare_text`.
-      split: "train" or "held_out".
-
     Attributes:
       vocabulary: word of each token id.
       documents: first sentence of each document, then the number of sentences, int64 `[d + 1]`.
@@ -42,24 +37,21 @@ class Corpus:
     class_names: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, split: str):
-        self.folder = Path(folder)
-        self.split = split
         advice = f"{program()} data prepare-text prepares text"
-        record = read_json(self.folder / RECORD, ("options", "vocabulary", *SPLITS), advice)
-        arrays = caches.read(self.folder / f"{split}.npy") or []
-        self.vocabulary = read_vocabulary(self.folder / VOCABULARY)
+        record = read_json(folder / RECORD, ("options", "vocabulary", *SPLITS), advice)
+        arrays = caches.read(folder / f"{split}.npy") or []
+        self.vocabulary = read_vocabulary(folder / VOCABULARY)
         is_intact = len(arrays) == 3 and vocabulary_digest(self.vocabulary) == record["vocabulary"]
         require(is_intact, f"{folder} is damaged: remove it and prepare the text again")
         self._tokens, self._offsets, self.documents = arrays
+        self._counts: dict[str, int] = record[split]
+        self.folder = folder
         self.options: dict[str, Any] = record["options"]
         self.digest: str = record[split]["digest"]
-        self._counts: dict[str, int] = record[split]
         self.max_tokens: int = self.options["max_tokens"]
         self.image_shape = (self.max_tokens,)
-        self.origin = f"{self.folder} ({split.replace('_', ' ')})"
-
-    def __reduce__(self) -> tuple:
-        return Corpus, (self.folder, self.split)
+        self.labels = np.broadcast_to(np.int32(-1), len(self))
+        self.origin = f"{folder} ({split.replace('_', ' ')})"
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -83,16 +75,6 @@ class Corpus:
         tokens, _ = self.rows(i, i + 1)
         return " ".join(self.vocabulary[token] for token in tokens if token != END)
 
-    @functools.cached_property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each sentence, with END, int32 `[n]`."""
-        return np.diff(self._offsets).astype(np.int32)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """-1 for each sentence, int32 `[n]`."""
-        return np.broadcast_to(np.int32(-1), len(self))
-
     def statistics(self) -> dict[str, float]:
         """Return counts, sentence lengths in words, and shares of unknown and truncated text."""
         words = len(self._tokens) - len(self)
@@ -101,7 +83,7 @@ class Corpus:
             "sentences": len(self),
             "tokens": len(self._tokens),
             "words_mean": words / len(self),
-            "words_95": float(np.quantile(self.lengths, 0.95)) - 1,
+            "words_95": float(np.quantile(np.diff(self._offsets), 0.95)) - 1,
             "unknown_share": self._counts["unknown"] / words,
             "cut_share": self._counts["cut"] / len(self),
         }

@@ -20,12 +20,24 @@ from hypersphere_jax.training.run_dir import RunEncoder
 UNIT = 50  # consecutive sentences that are one sample of the standard error of alignment
 
 
+def neighbour_inputs(
+    encoder: RunEncoder, corpus: Corpus, devices: list[jax.Device]
+) -> tuple[Any, tuple[Any, Any], Callable[..., dict[str, Any]]]:
+    """Return features of f, features of f and g for all pairs of neighbours, and the metrics.
+
+    The metrics are a function of (alpha, t), see `neighbour_metrics`.
+    """
+    features = split_features(encoder, corpus, ["f", "g"], devices).features
+    f, g = (check_features(name, features[name].x) for name in ("f", "g"))
+    check_unit_norm("f", f)
+    check_unit_norm("g", g)
+    i, j = _neighbours(corpus.documents)
+    pairs = (SelectedRows(f, i), SelectedRows(g, j))
+    return f, pairs, functools.partial(neighbour_metrics, f, g, corpus.documents)
+
+
 def neighbour_metrics(
-    f,
-    g,
-    documents,
-    alpha: float = 2.0,
-    t: float = 2.0,
+    f: Any, g: Any, documents: np.ndarray, alpha: float = 2.0, t: float = 2.0
 ) -> dict[str, Any]:
     r"""Return alignment and uniformity of two encoders of consecutive sentences.
 
@@ -41,33 +53,23 @@ def neighbour_metrics(
       f: unit features `[n, d]` of the first encoder, an array or memory map.
       g: unit features `[n, d]` of the second encoder.
       documents: first sentence of each document, then n: integers `[k + 1]`.
-      alpha: power of the distance, > 0.
-      t: scale of the potential, > 0.
+      alpha: power of the distance.
+      t: scale of the potential.
 
     Returns:
-      Values and standard errors, None if unknown. Alignment is a ratio of sums; its error (Cochran,
-      Sampling Techniques, 2.11) treats groups of 50 consecutive sentences as samples. The errors of
-      `uniform_f` and `uniform_g` assume independent sentences, and `uniform` has their sum.
-      `pairs` is the number of (i, j).
+      Values and standard errors, None if unknown, and the optimum of `uniform`. Alignment is a
+      ratio of sums; its error (Cochran, Sampling Techniques, 2.11) treats groups of 50 consecutive
+      sentences as samples. The errors of `uniform_f` and `uniform_g` assume independent sentences,
+      and `uniform` has their sum. `pairs` is the number of (i, j).
 
     Raises:
-      UserError: for invalid features or options, or no neighbours.
+      UserError: if no sentence has a neighbour.
     """
-    f = check_features("f", f)
-    g = check_features("g", g)
-    require(f.shape == g.shape, f"f and g: must have the same shape, not {f.shape} and {g.shape}")
-    check_unit_norm("f", f)
-    check_unit_norm("g", g)
-    for name, value in (("alpha", alpha), ("t", t)):
-        require(0 < value < math.inf, f"{name} = {value}: must be finite and positive")
-    documents = np.asarray(documents)
-    n = len(f)
-    require(documents[0] == 0 and documents[-1] == n, f"documents: must go from 0 to {n}")
     i, j = _neighbours(documents)
-    require(len(i) > 0, "documents: no sentence has a neighbour, since each document has only one")
     uniform_f = metrics.uniformity(f, t)
     uniform_g = metrics.uniformity(g, t)
     uniform = Estimate(*map(sum, zip(uniform_f, uniform_g, strict=True)))
+    n, d = f.shape
     result = {
         **entries("align", _alignment(f, g, i, j, alpha)),
         "align_alpha": alpha,
@@ -76,23 +78,24 @@ def neighbour_metrics(
         **entries("uniform_g", uniform_g),
         "uniform_t": t,
         "n": n,
-        "d": f.shape[1],
+        "d": d,
         "pairs": len(i),
         "documents": len(documents) - 1,
+        "uniform_optimum": 2 * uniformity_optimum(d, t),
+        "uniform_lower_bound": 2 * uniformity_lower_bound(d, t, n),
     }
     return jsonable(result)
 
 
 def _neighbours(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs (i, j) of neighbouring sentences of a document, both ways."""
-    has_next = np.ones(documents[-1] - 1, bool)
-    has_next[documents[1:-1] - 1] = False
-    before = np.flatnonzero(has_next)
+    before = np.setdiff1d(np.arange(documents[-1]), documents[1:] - 1)
+    require(len(before) > 0, "no sentence has a neighbour, since each document has only one")
     after = before + 1
     return np.concatenate([before, after]), np.concatenate([after, before])
 
 
-def _alignment(f, g, i: np.ndarray, j: np.ndarray, alpha: float) -> Estimate:
+def _alignment(f: Any, g: Any, i: np.ndarray, j: np.ndarray, alpha: float) -> Estimate:
     """Return the mean over sentences i of the mean power of the distance to their neighbours j."""
     powers = geometry.distances(SelectedRows(f, i), SelectedRows(g, j)) ** alpha
     sums = np.bincount(i, powers)
@@ -107,28 +110,3 @@ def _alignment(f, g, i: np.ndarray, j: np.ndarray, alpha: float) -> Estimate:
     if count > 1:
         error = math.sqrt(count / (count - 1) * np.sum(excesses**2)) / len(values)
     return Estimate(mean, error)
-
-
-def neighbour_inputs(
-    encoder: RunEncoder, corpus: Corpus, devices: list[jax.Device]
-) -> tuple[Any, tuple[Any, Any], Callable[..., dict[str, Any]]]:
-    """Compute the features of a corpus for the metrics of a run.
-
-    Returns:
-      Features of f; features of f and of g for all pairs of neighbours; and
-      `summary(alpha, t)`, the neighbour metrics with the optimum of uniformity.
-    """
-    features = split_features(encoder, corpus, ["f", "g"], devices).features
-    f = check_features("f", features["f"].x)
-    g = check_features("g", features["g"].x)
-    i, j = _neighbours(corpus.documents)
-    pairs = (SelectedRows(f, i), SelectedRows(g, j))
-    return f, pairs, functools.partial(_summary, f, g, corpus.documents)
-
-
-def _summary(f, g, documents: np.ndarray, alpha: float, t: float) -> dict[str, Any]:
-    values = neighbour_metrics(f, g, documents, alpha, t)
-    n, d = f.shape
-    optimum = uniformity_optimum(d, t)
-    bound = uniformity_lower_bound(d, t, n)
-    return values | {"uniform_optimum": 2 * optimum, "uniform_lower_bound": 2 * bound}

@@ -5,12 +5,9 @@ of each sentence (see `sentence_gru`), so the features of a sentence do not depe
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import jax
 
 # Special token ids. Every sentence ends with END. Words have larger ids than UNKNOWN.
 PADDING, END, UNKNOWN = range(3)
@@ -19,33 +16,17 @@ OTHER_DEVICE = -1  # position of a sentence that another device has
 
 
 class Packed(NamedTuple):
-    """k sentences in r rows of t tokens.
+    """k sentences in r rows of t tokens. Positions are in the flattened rows."""
 
-    Attributes:
-      words: token ids `[r, t]`, PADDING where there is no sentence.
-      first: position of each sentence's first token in the flattened rows `[k]`, or OTHER_DEVICE.
-      last: position of each sentence's END `[k]`, or OTHER_DEVICE.
-    """
-
-    words: "np.ndarray | jax.Array"
-    first: "np.ndarray | jax.Array"
-    last: "np.ndarray | jax.Array"
-
-
-def one_per_row(words: "jax.Array") -> Packed:
-    """Return sentences `[k, t]` that already have a row each, padded after their END."""
-    import jax.numpy as jnp
-
-    k, t = words.shape
-    first = jnp.arange(k) * t
-    return Packed(words, first, first + jnp.argmax(words == END, axis=1))
+    words: Any  # token ids [r, t], PADDING where there is no sentence
+    first: Any  # position of the first token of each sentence [k], or OTHER_DEVICE
+    last: Any  # position of the END of each sentence [k], or OTHER_DEVICE
 
 
 def best_fit(lengths: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Assign sentences to rows of t tokens by best-fit decreasing.
 
-    Returns:
-      Row and column `[k]` of each sentence's first token, and the number of rows.
+    Return row and column `[k]` of the first token of each sentence, and the number of rows.
     """
     rows = np.empty(len(lengths), np.int64)
     columns = np.empty(len(lengths), np.int64)
@@ -76,8 +57,7 @@ def padded_count(rows: int) -> int:
 def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Packed]:
     """Pack sentences, each of at most t tokens, into rows and deal the rows out to the devices.
 
-    Returns:
-      The part of each device. All parts have the same shapes.
+    The parts of all devices have the same shapes.
     """
     lengths = np.array([len(sentence) for sentence in sentences], np.int32)
     rows, columns, count = best_fit(lengths, t)
@@ -86,10 +66,9 @@ def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Pack
     for device in range(devices):
         words = np.full(shape, PADDING, np.int32)
         is_mine = rows % devices == device
-        for i in np.flatnonzero(is_mine).tolist():
-            row = rows[i] // devices
-            words[row, columns[i] : columns[i] + lengths[i]] = sentences[i]
         first = np.where(is_mine, rows // devices * t + columns, OTHER_DEVICE).astype(np.int32)
         last = np.where(is_mine, first + lengths - 1, OTHER_DEVICE).astype(np.int32)
+        for i in np.flatnonzero(is_mine).tolist():
+            words.ravel()[first[i] : last[i] + 1] = sentences[i]
         parts.append(Packed(words, first, last))
     return parts

@@ -1,8 +1,12 @@
-"""Preparation of a corpus from text files."""
+"""Corpora of text files: prepared once by a command, or on the fly for a run."""
 
 import array
 import collections
+import contextlib
 import itertools
+import json
+import logging
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,28 +17,32 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.configs import require
-from hypersphere_jax.configs.base import Config, check_at_least, check_at_most, check_below_one
+from hypersphere_jax.configs import DataConfig, UserError, base, require
 from hypersphere_jax.configs.data import MAX_TOKENS
-from hypersphere_jax.text.corpus import (
-    RECORD,
-    SPLITS,
-    VOCABULARY,
-    vocabulary_digest,
-    write_vocabulary,
-)
+from hypersphere_jax.data import NAMED, Dataset
+from hypersphere_jax.text import corpus, text_files
+from hypersphere_jax.text.corpus import Corpus, open_corpus
 from hypersphere_jax.text.packing import END, SPECIAL, UNKNOWN
-from hypersphere_jax.text.text_files import read_sentences, text_files
 from hypersphere_jax.text.tokenizer import tokenize
 from hypersphere_jax.utils import caches
-from hypersphere_jax.utils.files import write_json
+from hypersphere_jax.utils.files import locked, write_json
 from hypersphere_jax.utils.terminal import track
 
-OPTIONS = ("vocabulary", "max_tokens", "held_out", "form")
+logger = logging.getLogger("hypersphere_jax")
+
+BOOKS = "books"  # name of the text in `data_dir`
+CACHE = "~/.cache/hypersphere_jax/text"
+FORMAT = 2  # changes with the tokenizer and with the files of a corpus
+MAX_LISTED = 10_000  # files of a folder that are listed to tell text from images
+# Options of `DataConfig` that apply to images only.
+IMAGE_OPTIONS = (
+    *("channels", "classes", "subset", "subset_size", "fraction", "folds", "bits"),
+    *("bad_images", "recipe", "source", "augment", "preprocess"),
+)
 
 
 @dataclass(frozen=True)
-class PrepareTextConfig(Config):
+class PrepareTextConfig(base.Config):
     """Text to turn into a corpus of token ids, once for any number of runs."""
 
     raw: Annotated[Positional[str], arg(metavar="FOLDER|FILE")]
@@ -53,22 +61,75 @@ class PrepareTextConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "vocabulary")
-        check_at_least(self, 2, "max_tokens")
-        check_at_most(self, MAX_TOKENS, "max_tokens")
-        check_below_one(self, "held_out")
+        base.check_at_least(self, 1, "vocabulary")
+        base.check_at_least(self, 2, "max_tokens")
+        base.check_at_most(self, MAX_TOKENS, "max_tokens")
+        base.check_below_one(self, "held_out")
+
+
+def load_text(config: DataConfig) -> Dataset:
+    """Load the text that a config names. The corpus of text files is kept in `CACHE`.
+
+    Raises:
+      UserError: for missing text, and for options that apply to images only or do not fit the
+        corpus.
+    """
+    path = _text_path(config)
+    base.refuse(config, IMAGE_OPTIONS, f"is for images, and {path} is text: omit it")
+    options = {"vocabulary": config.vocabulary, "max_tokens": config.max_tokens}
+    if (path / corpus.RECORD).is_file():
+        train, held_out = open_corpus(path)
+    else:
+        train, held_out = _open_cached(path, options)
+    for name, value in options.items():
+        prepared = train.options[name]
+        require(
+            value in (prepared, getattr(DataConfig, name)),
+            f"{name}={value}: {path} was prepared with {prepared}; omit the option, or prepare the "
+            "text again",
+        )
+    return Dataset(train, held_out, train, "none")
+
+
+def _open_cached(path: Path, options: dict[str, int]) -> tuple[Corpus, Corpus | None]:
+    """Open the corpus of text files, which is prepared unless it is in the cache."""
+    stats = [(str(file.resolve()), file.stat()) for file in text_files.find(path)]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    folder = Path(CACHE).expanduser() / caches.fingerprint(json.dumps([FORMAT, files, options]))
+    with locked(folder.with_suffix(".lock")):
+        with contextlib.suppress(UserError):
+            return open_corpus(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        logger.info("preparing the text in %s once; its corpus is kept in %s", path, folder)
+        prepare_text(PrepareTextConfig(str(path), str(folder), **options))
+        return open_corpus(folder)
+
+
+def find_text(config: DataConfig) -> Path | None:
+    """Return the path of the text that a config names, or None if it names images."""
+    if config.source is not None or (config.data in NAMED and config.data != BOOKS):
+        return None
+    path = _text_path(config)
+    files = list(itertools.islice(text_files.visible_files(path), MAX_LISTED))
+    is_mostly_text = 2 * sum(map(text_files.is_text, files)) > len(files)
+    if config.data == BOOKS or is_mostly_text or (path / corpus.RECORD).is_file():
+        return path
+    return None
+
+
+def _text_path(config: DataConfig) -> Path:
+    if config.data != BOOKS:
+        return Path(config.data).expanduser()
+    needed = "a folder of .txt or .txt.gz files, or a prepared corpus"
+    require(config.data_dir is not None, f"data={BOOKS} needs data_dir=, {needed}")
+    return Path(config.data_dir).expanduser()
 
 
 class Document(NamedTuple):
-    """A part of a text file.
+    """The part of a text file in one split."""
 
-    Attributes:
-      tokens: ids of its words, in the order in which words first occurred in the corpus.
-      lengths: tokens of each sentence before truncation.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
+    tokens: np.ndarray  # ids of words, in the order in which words first occurred in the corpus
+    lengths: np.ndarray  # tokens of each sentence before truncation
 
 
 def prepare_text(config: PrepareTextConfig) -> None:
@@ -82,55 +143,53 @@ def prepare_text(config: PrepareTextConfig) -> None:
     """
     raw = Path(config.raw).expanduser()
     out = Path(config.out).expanduser()
-    files = text_files(raw)
+    files = text_files.find(raw)
     is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     require(is_free, f"out={out} exists and is not empty: name another folder")
     is_inside = raw.resolve() in (out.resolve(), *out.resolve().parents)
     require(not is_inside, f"out={out} is in the folder of the text: name another folder")
     ids: dict[str, int] = collections.defaultdict(itertools.count(len(SPECIAL)).__next__)
-    splits: dict[str, list[Document]] = {name: [] for name in SPLITS}
-    for file in track(files, "reading"):
-        document = _encode(file, ids, config)
-        for name, part in zip(SPLITS, _split(document, config), strict=True):
-            if len(part.lengths):
-                splits[name].append(part)
+    documents = [_read_document(file, ids, config) for file in track(files, "reading")]
+    splits = dict(zip(corpus.SPLITS, zip(*documents, strict=True), strict=True))
     words = _vocabulary(ids, splits["train"], config.vocabulary)
     require(len(words) > len(SPECIAL), f"{raw} contains no word")
+    digest = corpus.vocabulary_digest(words)
+    options = {name: value for name, value in vars(config).items() if name not in ("raw", "out")}
+    record: dict[str, Any] = {"options": options, "vocabulary": digest}
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
         folder = Path(temporary, "corpus")
         folder.mkdir()
-        options = {name: getattr(config, name) for name in OPTIONS}
-        record: dict[str, Any] = {"options": options, "vocabulary": vocabulary_digest(words)}
-        for name, documents in splits.items():
-            file = folder / f"{name}.npy"
-            record[name] = _write_split(file, documents, words, ids, config.max_tokens)
-        write_vocabulary(folder / VOCABULARY, words)
-        write_json(folder / RECORD, record)
+        for name, parts in splits.items():
+            arrays, counts = _split_arrays(parts, words, ids, config.max_tokens)
+            caches.write(folder / f"{name}.npy", *arrays)
+            fingerprint = caches.fingerprint(f"{config.max_tokens} {digest}", *arrays)
+            record[name] = {"digest": fingerprint, **counts}
+        corpus.write_vocabulary(folder / corpus.VOCABULARY, words)
+        write_json(folder / corpus.RECORD, record)
         folder.rename(out)
 
 
-def _encode(file: Path, ids: Mapping[str, int], config: PrepareTextConfig) -> Document:
+def _read_document(
+    file: Path, ids: Mapping[str, int], config: PrepareTextConfig
+) -> tuple[Document, Document]:
+    """Return the training and the held-out part of a text file."""
     tokens = array.array("I")
     lengths = array.array("I")
-    for sentence in read_sentences(file, config.form):
+    for sentence in text_files.read_sentences(file, config.form):
         words = tokenize(sentence)
         tokens.extend(map(ids.__getitem__, words[: config.max_tokens - 1]))
         tokens.append(END)
         lengths.append(len(words) + 1)
-    return Document(np.array(tokens, np.uint32), np.array(lengths, np.int64))
-
-
-def _split(document: Document, config: PrepareTextConfig) -> tuple[Document, Document]:
-    """Return the training and the held-out part of a document."""
-    n = len(document.lengths)
-    border = n - int(n * Fraction(str(config.held_out)))
-    token = np.minimum(document.lengths[:border], config.max_tokens).sum()
-    train = Document(document.tokens[:token], document.lengths[:border])
-    return train, Document(document.tokens[token:], document.lengths[border:])
+    whole = Document(np.array(tokens, np.uint32), np.array(lengths, np.int64))
+    border = len(lengths) - int(len(lengths) * Fraction(str(config.held_out)))
+    token = np.minimum(whole.lengths[:border], config.max_tokens).sum()
+    train = Document(whole.tokens[:token], whole.lengths[:border])
+    return train, Document(whole.tokens[token:], whole.lengths[border:])
 
 
 def _vocabulary(ids: Mapping[str, int], documents: Sequence[Document], size: int) -> list[str]:
+    """Return the special tokens and the most frequent words."""
     counts = np.zeros(len(SPECIAL) + len(ids), np.int64)
     for document in documents:
         counts += np.bincount(document.tokens, minlength=len(counts))
@@ -139,25 +198,17 @@ def _vocabulary(ids: Mapping[str, int], documents: Sequence[Document], size: int
     return [*SPECIAL, *known[:size]]
 
 
-def _write_split(
-    file: Path,
-    documents: Sequence[Document],
-    words: Sequence[str],
-    ids: Mapping[str, int],
-    max_tokens: int,
-) -> dict[str, Any]:
-    """Write the arrays of a split, and return its digest and counts."""
+def _split_arrays(
+    documents: Sequence[Document], words: Sequence[str], ids: Mapping[str, int], max_tokens: int
+) -> tuple[list[np.ndarray], dict[str, int]]:
+    """Return tokens, first tokens of sentences and first sentences of documents, and counts."""
     table = np.full(len(SPECIAL) + len(ids), UNKNOWN, np.min_scalar_type(len(words)))
     table[END] = END
     table[[ids[word] for word in words[len(SPECIAL) :]]] = np.arange(len(SPECIAL), len(words))
-    tokens = np.concatenate([table[:0], *(table[document.tokens] for document in documents)])
-    lengths = np.concatenate([np.zeros(0, np.int64), *(each.lengths for each in documents)])
+    tokens = np.concatenate([table[document.tokens] for document in documents])
+    lengths = np.concatenate([document.lengths for document in documents])
     offsets = np.append(0, np.cumsum(np.minimum(lengths, max_tokens)))
-    borders = np.append(0, np.cumsum([len(each.lengths) for each in documents], dtype=np.int64))
-    head = f"{max_tokens} {vocabulary_digest(words)}"
-    caches.write(file, tokens, offsets, borders)
-    return {
-        "digest": caches.fingerprint(head, tokens, offsets, borders),
-        "cut": int(np.sum(lengths > max_tokens)),
-        "unknown": int(np.sum(tokens == UNKNOWN)),
-    }
+    sizes = [len(document.lengths) for document in documents if len(document.lengths)]
+    borders = np.append(0, np.cumsum(sizes, dtype=np.int64))
+    cut = int(np.sum(lengths > max_tokens))
+    return [tokens, offsets, borders], {"cut": cut, "unknown": int(np.sum(tokens == UNKNOWN))}

@@ -10,10 +10,10 @@ from jax import lax
 
 from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.losses import l2_normalize
-from hypersphere_jax.text.packing import END, Packed, one_per_row
+from hypersphere_jax.text.packing import END, Packed
 
 GROUPS = (2, 2)  # encoders (f and g), directions (forward and backward)
-LONGEST_MEMORY = 64  # words, for the initialization "chrono"
+LONGEST = 63.0  # words, for the initialization "chrono"
 EMBEDDING_RANGE = 0.1  # initial word embeddings are in [-0.1, 0.1], as in Quick-Thought's code
 
 
@@ -29,9 +29,8 @@ class SentenceGRU(nnx.Module):
 
         n = tanh(W_n x + b_n + r (U_n h + c_n)),  h' = (1 - u) n + u h
 
-    Biases start at 0, so a state loses half of its content with each word until training opens the
-    update gates u. With `init="chrono"` their biases start at log(T), with T uniform from 1 to 63
-    words, and a state keeps the share T / (T + 1) per word.
+    Biases start at 0. With `init="chrono"` those of the update gates u start at log(T), with T
+    uniform from 1 to 63 words, and a state keeps the share T / (T + 1) per word.
 
     Source: Logeswaran & Lee 2018; Wang & Isola, B.3; Tallec & Ollivier 2018 for "chrono".
     """
@@ -50,7 +49,8 @@ class SentenceGRU(nnx.Module):
         self.recurrent = nnx.Param(_orthogonal(rngs.params(), h))
         bias = jnp.zeros((*GROUPS, 3 * h))
         if config.init == "chrono":
-            bias = bias.at[..., h : 2 * h].set(_chrono(rngs.params(), h))
+            words = jax.random.uniform(rngs.params(), (*GROUPS, h), minval=1.0, maxval=LONGEST)
+            bias = bias.at[..., h : 2 * h].set(jnp.log(words))
         self.bias = nnx.Param(bias)
         self.recurrent_bias = nnx.Param(jnp.zeros((*GROUPS, 3 * h)))
         self.unit_norm = config.unit_norm
@@ -63,7 +63,7 @@ class SentenceGRU(nnx.Module):
 
     def __call__(self, x: Packed | jax.Array, train: bool) -> dict[str, jax.Array]:
         if not isinstance(x, Packed):
-            x = one_per_row(x)
+            x = _one_per_row(x)
         words = x.words.T  # [t, r]: time is the leading axis of the recurrence
         embedded = jax.vmap(lambda table: table[words])(self.embedding[...])
         f, g = self._final_states(embedded, words, x)
@@ -117,6 +117,13 @@ class SentenceGRU(nnx.Module):
         return lax.scan(step, start, (inputs, keep))[1]
 
 
+def _one_per_row(words: jax.Array) -> Packed:
+    """Return sentences `[k, t]` that already have a row each, padded after their END."""
+    k, t = words.shape
+    first = jnp.arange(k) * t
+    return Packed(words, first, first + jnp.argmax(words == END, axis=1))
+
+
 def _mean_embedding(embedded: jax.Array, x: Packed) -> jax.Array:
     """Return the mean embeddings of the words before END, `[k, encoder * embedding]`."""
     t = x.words.shape[1]
@@ -136,12 +143,6 @@ def _orthogonal(key: jax.Array, h: int) -> jax.Array:
     orthogonal = nnx.initializers.orthogonal()
     gates = jnp.stack([orthogonal(key, (h, h)) for key in keys]).reshape(*GROUPS, 3, h, h)
     return jnp.moveaxis(gates, -3, -2).reshape(*GROUPS, h, 3 * h)
-
-
-def _chrono(key: jax.Array, h: int) -> jax.Array:
-    """Return biases of the update gates, log(T) with T uniform from 1 to 63 words."""
-    longest = LONGEST_MEMORY - 1.0
-    return jnp.log(jax.random.uniform(key, (*GROUPS, h), minval=1.0, maxval=longest))
 
 
 def _sigmoid(x: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """Training of sentence encoders (Quick-Thought): options, batches, objective and step."""
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,31 +29,25 @@ from hypersphere_jax.training.step import Metrics, TrainState, update_state
 
 logger = logging.getLogger("hypersphere_jax")
 
+# Options of `PretrainConfig` that apply to images only.
+IMAGE_OPTIONS = ("queue_size", "supervised_weight", "learn_tau", "eval_every_epochs")
+IMAGE_OPTIONS += ("pipeline", "workers")
 WARN_BELOW = 0.9  # share of the sentences that whole batches contain
 # Sentences to evaluate are padded to a multiple of this length to limit the compiled shapes.
 LENGTH_MULTIPLE = 16
 
 
 def resolve_text(config: PretrainConfig, dataset: Dataset) -> PretrainConfig:
-    """Return the config of a run with the vocabulary size and absolute paths of its text.
-
-    Raises:
-      UserError: for options that apply to images only.
-    """
-    refused = ("queue_size", "supervised_weight", "learn_tau", "eval_every_epochs")
-    refused += ("pipeline", "workers")
-    refuse(config, refused, f"is for images, and {dataset.origin} is text: omit it")
+    """Return the config of a run with the vocabulary size and absolute paths of its text."""
+    refuse(config, IMAGE_OPTIONS, f"is for images, and {dataset.origin} is text: omit it")
     corpus: Any = dataset.pretrain
-    batch_size = config.batch_size
-    sampler = ConsecutiveSampler(corpus.documents, batch_size, config.seed)
-    used = batch_size * sampler.steps_per_epoch / len(corpus)
+    sampler = ConsecutiveSampler(corpus.documents, config.batch_size, config.seed)
+    used = config.batch_size * sampler.steps_per_epoch / len(corpus)
     if used < WARN_BELOW:
         logger.warning(
             "%.0f%% of the %d sentences are not used: a batch is batch_size=%d consecutive "
             "sentences of a document, and the rest of each document is dropped",
-            100 * (1 - used),
-            len(corpus),
-            batch_size,
+            *(100 * (1 - used), len(corpus), config.batch_size),
         )
     return config.replace(vocabulary_size=len(corpus.vocabulary), **located(config))
 
@@ -60,30 +55,24 @@ def resolve_text(config: PretrainConfig, dataset: Dataset) -> PretrainConfig:
 class ConsecutiveSampler:
     """Batches of consecutive sentences of one document, in a new order in each epoch.
 
-    The last sentences of a document that do not fill a batch are dropped.
-
-    Args:
-      documents: first sentence of each document, then the number of sentences `[d + 1]`.
-      batch_size: sentences in a batch.
-      seed: of the order.
-
-    Raises:
-      UserError: if no document fills a batch.
+    The last sentences of a document that do not fill a batch are dropped. `documents` is like
+    `Corpus.documents`. UserError if no document fills a batch.
     """
 
     def __init__(self, documents: np.ndarray, batch_size: int, seed: int):
-        lengths = np.diff(documents)
-        batches = lengths // batch_size
-        require(
-            bool(batches.any()),
-            f"batch_size={batch_size} is more than the sentences of any document "
-            f"({lengths.max(initial=0):,}): use a smaller batch",
-        )
+        starts = [
+            np.arange(start, end - batch_size + 1, batch_size)
+            for start, end in itertools.pairwise(documents)
+        ]
+        self._starts = np.concatenate(starts)
         self.batch_size = batch_size
-        self.steps_per_epoch = int(batches.sum())
-        before = np.cumsum(batches) - batches
-        within = np.arange(self.steps_per_epoch) - np.repeat(before, batches)
-        self._starts = np.repeat(documents[:-1], batches) + within * batch_size
+        self.steps_per_epoch = len(self._starts)
+        longest = np.diff(documents).max(initial=0)
+        require(
+            self.steps_per_epoch > 0,
+            f"batch_size={batch_size} is more than the sentences of any document "
+            f"({longest:,}): use a smaller batch",
+        )
         self._order = Sampler(self.steps_per_epoch, 1, seed)
 
     def __call__(self, step: int) -> np.ndarray:
@@ -98,17 +87,13 @@ def sentence_batches(
     """Yield `(sentences, labels, indices)` on the devices; labels and indices are empty."""
     empty = np.zeros((len(distributed.local(devices)), 0), np.int32)
     for step in steps:
-        packed = pack_batch(corpus, sampler(step), devices)
+        indices = sampler(step)
+        words, lengths = corpus.rows(int(indices[0]), int(indices[-1]) + 1)
+        sentences = np.split(words, np.cumsum(lengths)[:-1])
+        parts = pack(sentences, corpus.max_tokens, len(devices))
+        local_parts = [parts[row] for row in distributed.local_rows(len(devices), devices)]
+        packed = jax.tree.map(lambda *arrays: np.stack(arrays), *local_parts)
         yield distributed.split((packed, empty, empty), devices)
-
-
-def pack_batch(corpus: Corpus, indices: np.ndarray, devices: Sequence[jax.Device]) -> Packed:
-    """Pack consecutive sentences, with a leading axis of this process's devices."""
-    words, lengths = corpus.rows(int(indices[0]), int(indices[-1]) + 1)
-    sentences = np.split(words, np.cumsum(lengths)[:-1])
-    parts = pack(sentences, corpus.max_tokens, len(devices))
-    local_parts = [parts[row] for row in distributed.local_rows(len(devices), devices)]
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *local_parts)
 
 
 def sentence_eval_batches(source: Source, size: int) -> Iterator[Batch]:
@@ -131,24 +116,15 @@ def make_sentence_step(
     axis_name: str | None,
     scalars: Mapping[str, jax.Array] | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Make the training step of two sentence encoders, for one device.
+    """Make the training step of two sentence encoders, for one device; see `step.make_step`.
 
     The loss is the weighted sum of Wang & Isola, B.3. Alignment and uniformity normalize the
     features; the contrastive loss does not. The metric `uniform` is the sum of both encoders', and
     `padding` the share of padding in the rows.
 
-    Args:
-      config: weights and hyper-parameters of the loss.
-      apply: the network, see `SentenceGRU`.
-      optimizer: an optax transformation.
-      axis_name: the mapped axis, or None on a single device.
-      scalars: traced values that replace fields of the config.
-
     Returns:
       `step(state, sentences, labels, indices, key) -> (state, metrics)`. `sentences` is this
-      device's part of `pack_batch`; labels, indices and key are not used.
-
-    Source: Logeswaran & Lee 2018; Wang & Isola, B.3.
+      device's `Packed` part; labels, indices and key are not used.
     """
     values = vars(config) | dict(scalars or {})
 
@@ -209,11 +185,7 @@ def _scatter(x: jax.Array, sentences: Packed, axis_name: str | None) -> jax.Arra
 
 
 def run_vocabulary(folder: Path) -> tuple[str, ...]:
-    """Return the words that the encoder of a run knows.
-
-    Raises:
-      UserError: if their file is missing or damaged.
-    """
+    """Return the words that an encoder knows; UserError if their file is missing or damaged."""
     words = read_vocabulary(folder / VOCABULARY)
     size = run_dir.read_config(folder).vocabulary_size
     require(

@@ -22,39 +22,34 @@ END = re.compile(r"\s*(\*{3}\s*)?END OF (TH(IS|E) )?PROJECT GUTENBERG", re.IGNOR
 CLOSING = "\"'”’»)]}_*` "
 
 
-def is_text_name(name: str) -> bool:
-    """Return whether a file's name is that of a visible text file."""
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+def is_text(path: Path) -> bool:
+    """Return whether a file has the name of a text file."""
+    return path.name.lower().endswith(SUFFIXES)
 
 
-def visible_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and its subfolders, without hidden ones."""
-    for path in folder.rglob("*"):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.is_file() and not is_hidden:
-            yield path
+def visible_files(path: Path) -> Iterator[Path]:
+    """Yield a file, or the files in a folder and its subfolders, without hidden ones."""
+    if path.is_file():
+        yield path
+        return
+    for file in path.rglob("*"):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.is_file() and not is_hidden:
+            yield file
 
 
-def text_files(path: Path) -> list[Path]:
-    """Return a text file, or all text files in a folder and its subfolders, sorted by name.
-
-    Raises:
-      UserError: if there is none.
-    """
+def find(path: Path) -> list[Path]:
+    """Return the text files among `visible_files`, sorted by name; UserError if there is none."""
     require(path.exists(), f"no file or folder {path}")
-    files = [path] if path.is_file() else sorted(visible_files(path))
-    files = [file for file in files if is_text_name(file.name)]
+    files = sorted(filter(is_text, visible_files(path)))
     require(bool(files), f"{path}: no .txt or .txt.gz file")
     return files
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file with any kind of line ends.
+    """Yield the lines of a text file with any kind of line ends; UserError for a damaged file.
 
     Each line is decoded as UTF-8, or as Windows-1252 (Latin-1) if it is not valid UTF-8.
-
-    Raises:
-      UserError: for a damaged file, and for UTF-16.
     """
     try:
         with open_file(path) as file:
@@ -64,8 +59,7 @@ def read_lines(path: Path) -> Iterator[str]:
             for number, line in enumerate(lines):
                 is_utf16 = number == 0 and line.startswith(BYTE_ORDER_MARKS_UTF16)
                 require(not is_utf16, f"{path} is UTF-16: convert it to UTF-8")
-                text = _decode(line).replace("\r", "\n").rstrip("\n")
-                yield from text.split("\n")
+                yield from _decode(line).replace("\r", "\n").rstrip("\n").split("\n")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path} is damaged or incomplete: {error}") from error
 
@@ -78,36 +72,28 @@ def _decode(line: bytes) -> str:
 
 
 def read_sentences(path: Path, form: str) -> Iterator[str]:
-    """Yield the sentences of a text file that contain a word.
+    """Return the sentences of a text file that contain a word.
 
-    The header and the licence of Project Gutenberg are omitted.
-
-    Args:
-      path: the file.
-      form: "sentences" for one per line, "prose" for paragraphs between blank lines, or "auto".
+    Their form is "sentences", one per line; "prose", paragraphs between blank lines; or "auto".
     """
     lines = strip_gutenberg(read_lines(path))
     head = list(itertools.islice(lines, HEAD))
+    lines = itertools.chain(head, lines)
     if form == "auto":
         form = detect_form(head)
-    lines = itertools.chain(head, lines)
     if form == "sentences":
-        sentences: Iterable[str] = (line.strip() for line in lines)
+        sentences: Iterable[str] = map(str.strip, lines)
     else:
         sentences = itertools.chain.from_iterable(map(split_sentences, paragraphs(lines)))
     return filter(has_word, sentences)
 
 
 def strip_gutenberg(lines: Iterator[str]) -> Iterator[str]:
-    """Yield the lines between the markers of Project Gutenberg, or all lines without markers."""
+    """Return the lines between the markers of Project Gutenberg, or all lines without markers."""
     head = list(itertools.islice(lines, HEAD))
-    starts = [number for number, line in enumerate(head) if START.match(line)]
-    if starts:
-        head = head[starts[-1] + 1 :]
-    for line in itertools.chain(head, lines):
-        if END.match(line):
-            return
-        yield line
+    starts = [number + 1 for number, line in enumerate(head) if START.match(line)]
+    lines = itertools.chain(head[max(starts, default=0) :], lines)
+    return itertools.takewhile(lambda line: not END.match(line), lines)
 
 
 def detect_form(lines: Iterable[str]) -> str:
@@ -119,18 +105,11 @@ def detect_form(lines: Iterable[str]) -> str:
     complete = sum(line.rstrip(CLOSING).endswith((".", "!", "?", "…")) for line in lines)
     several = sum(len(split_sentences(line)) > 1 for line in lines)
     is_one_per_line = complete >= 0.8 * len(lines) and several <= 0.2 * len(lines)
-    if lines and is_one_per_line:
-        return "sentences"
-    return "prose"
+    return "sentences" if lines and is_one_per_line else "prose"
 
 
 def paragraphs(lines: Iterable[str]) -> Iterator[str]:
     """Yield the paragraphs of a text, which blank lines separate."""
-    paragraph: list[str] = []
-    for line in lines:
-        if line.strip():
-            paragraph.append(line)
-        elif paragraph:
-            yield " ".join(paragraph)
-            paragraph = []
-    yield " ".join(paragraph)
+    for is_paragraph, group in itertools.groupby(lines, lambda line: bool(line.strip())):
+        if is_paragraph:
+            yield " ".join(group)

@@ -3,13 +3,14 @@
 import collections
 import gzip
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError
 from hypersphere_jax.text.corpus import Corpus, open_corpus
-from hypersphere_jax.text.text_data import load_corpus, load_text
+from hypersphere_jax.text.prepare import load_text
 
 
 def sentences_of(corpus):
@@ -17,8 +18,7 @@ def sentences_of(corpus):
 
 
 def contents(folder):
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {file.relative_to(folder): file.read_bytes() for file in files}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def test_corpus_contains_the_sentences_of_the_files(library, prepare, tmp_path):
@@ -26,20 +26,20 @@ def test_corpus_contains_the_sentences_of_the_files(library, prepare, tmp_path):
     root, documents = library
     options = {"vocabulary": 40, "max_tokens": 8, "held_out": 0.1, "form": "sentences"}
     splits = prepare(root, tmp_path / "out", **options)
-    borders = [(d, len(d) - len(d) // 10) for d in documents.values()]
-    expected = [d[:border] for d, border in borders], [d[b:] for d, b in borders if d[b:]]
-    words = [w for d in expected[0] for s in d for w in s[:7]]
-    counts = collections.Counter(words)
+    cut = [[words[:7] for words in document] for document in documents.values()]
+    train = [document[: len(document) - len(document) // 10] for document in cut]
+    held_out = [document[len(document) - len(document) // 10 :] for document in cut]
+    counts = collections.Counter(w for document in train for words in document for w in words)
     known = sorted(counts, key=lambda word: (-counts[word], word))[:40]
-    for corpus, parts in zip(splits, expected, strict=True):
+    for corpus, parts in zip(splits, (train, [*filter(None, held_out)]), strict=True):
         assert corpus.vocabulary == ("<pad>", "<end>", "<unk>", *known)
-        sentences = [s[:7] for part in parts for s in part]
-        shown = [[w if w in known else "<unk>" for w in s] for s in sentences]
+        sentences = [words for part in parts for words in part]
+        shown = [[w if w in known else "<unk>" for w in words] for words in sentences]
         assert sentences_of(corpus) == [" ".join(words) for words in shown]
         assert corpus.documents.tolist() == [0, *np.cumsum([len(part) for part in parts])]
-        assert corpus.lengths.tolist() == [len(words) + 1 for words in shown]
-        counted = {"documents": len(parts), "sentences": len(sentences)}
-        assert corpus.statistics().items() >= counted.items()
+        _, lengths = corpus.rows(0, len(corpus))
+        assert lengths.tolist() == [len(words) + 1 for words in sentences]
+        assert corpus.statistics()["sentences"] == len(sentences)
 
 
 def test_words_of_the_held_out_part_are_unknown(prepare, tmp_path):
@@ -57,7 +57,7 @@ def test_damage_is_detected(library, prepare, tmp_path):
     for name, whole in contents(out).items():
         middle = len(whole) // 2
         damaged = [whole[:-3]]
-        if name.suffix in (".npy", ".txt"):
+        if not name.endswith(".json"):
             damaged.append(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
         for content in damaged:
             (out / name).write_bytes(content)
@@ -100,23 +100,23 @@ def test_text_of_a_config(library):
         load_text(PretrainConfig(model="sentence_gru"))
 
 
-def test_text_is_prepared_once(library, tmp_path, home):
-    train, _ = load_corpus(library[0], 50_000, 64)
-    assert train.folder.is_relative_to(home)
-    modified = os.stat(train.folder / "corpus.json").st_mtime_ns
-    again, _ = load_corpus(library[0], 50_000, 64)
-    assert os.stat(again.folder / "corpus.json").st_mtime_ns == modified
-    folders = {load_corpus(library[0], *some)[0].folder for some in ((9, 64), (50_000, 9))}
-    assert len({train.folder} | folders) == 3
+def test_cache_of_text(library, tmp_path):
+    """Text is prepared once, and again for other options, other text and a damaged cache."""
+    config = DataConfig(str(library[0]), vocabulary=1000, max_tokens=16)
+    folder = load_text(config).train.folder
+    assert folder.is_relative_to(Path.home())
+    whole = contents(folder)
+    modified = os.stat(folder / "corpus.json").st_mtime_ns
+    assert load_text(config).train.folder == folder
+    assert os.stat(folder / "corpus.json").st_mtime_ns == modified
+    changes = ({"vocabulary": 9}, {"max_tokens": 9})
+    others = {load_text(config.replace(**change)).train.folder for change in changes}
+    assert len({folder} | others) == 3
+    text = tmp_path / "t.txt"
     for animal in ("cat", "horse"):
-        (tmp_path / "t.txt").write_text(f"The {animal} sat. The {animal} ate.")
-        assert load_corpus(tmp_path / "t.txt", 50_000, 64)[0].text(0) == f"the {animal} sat ."
-
-
-def test_damaged_cache_is_replaced(library):
-    train, _ = load_corpus(library[0], 1000, 16)
-    whole = contents(train.folder)
+        text.write_text(f"The {animal} sat. The {animal} ate.")
+        assert load_text(DataConfig(str(text))).train.text(0) == f"the {animal} sat ."
     for name in whole:
-        (train.folder / name).write_bytes(whole[name][:-5])
-        load_corpus(library[0], 1000, 16)
-        assert contents(train.folder) == whole
+        (folder / name).write_bytes(whole[name][:-5])
+        load_text(config)
+        assert contents(folder) == whole

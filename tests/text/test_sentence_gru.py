@@ -1,6 +1,4 @@
-"""Sentence encoders against a loop over words in NumPy."""
-
-import functools
+"""Sentence encoders against a loop over words in NumPy, and the packing of sentences into rows."""
 
 import jax
 import numpy as np
@@ -9,38 +7,32 @@ from scipy.special import expit
 
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig
-from hypersphere_jax.text.packing import END, pack
+from hypersphere_jax.text.packing import END, OTHER_DEVICE, PADDING, pack
 
-CONFIG = {"dim": 6, "embedding": 5, "vocabulary_size": 11}
+CONFIG = ModelConfig("sentence_gru", dim=6, embedding=5, vocabulary_size=11)
 T, LENGTHS = 9, (4, 1, 7, 2, 2, 9, 5, 3)
 
 
-@functools.cache
-def encoder(**changes):
-    config = ModelConfig("sentence_gru", **CONFIG | changes)
-    apply, params, stats = models.create(config, jax.random.key(0))
-    # Initial biases are 0, which would hide a fault.
-    for number, name in enumerate(("bias", "recurrent_bias")):
-        params[name] = jax.random.normal(jax.random.key(number), params[name].shape)
-
-    @functools.partial(jax.jit, static_argnames="train")
-    def outputs(x, params=params, train=False):
-        return apply(params, stats, x, train)[0]
-
-    return outputs, params
-
-
-@pytest.fixture
-def sentences(rng):
-    return [np.append(rng.integers(2, 11, length - 1), END) for length in LENGTHS]
-
-
-def in_rows(sentences):
-    return np.array([np.pad(sentence, (0, T - len(sentence))) for sentence in sentences], np.int32)
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("width", [2, 12, 39])
+def test_packed_sentences_can_be_read_back(rng, devices, width):
+    sentences = [np.append(rng.integers(3, 90, n), END) for n in rng.integers(0, width, 40)]
+    parts = pack(sentences, width, devices)
+    found = {}
+    for part in parts:
+        assert part.words.shape == parts[0].words.shape
+        for i, (first, last) in enumerate(zip(part.first, part.last, strict=True)):
+            assert (first == OTHER_DEVICE) == (last == OTHER_DEVICE)
+            if first != OTHER_DEVICE:
+                assert i not in found and first // width == last // width  # in one row
+                found[i] = part.words.reshape(-1)[first : last + 1].tolist()
+    assert [found[i] for i in range(40)] == [sentence.tolist() for sentence in sentences]
+    words = sum((part.words != PADDING).sum() for part in parts)
+    assert words == sum(map(len, sentences))
 
 
 def by_words(params, sentence):
-    """Return the unnormalized features of f and of g, word by word in float64."""
+    """Return the features of f and of g, word by word in float64."""
     params = {name: np.asarray(array, np.float64) for name, array in params.items()}
     ends = []
     for e, d in np.ndindex(2, 2):
@@ -53,30 +45,30 @@ def by_words(params, sentence):
             reset, update = expit(x[:3] + y[:3]), expit(x[3:6] + y[3:6])
             h = (1 - update) * np.tanh(x[6:] + reset * y[6:]) + update * h
         ends.append(h)
-    return np.reshape(ends, (2, 6))
+    features = np.reshape(ends, (2, 6))
+    return features / np.linalg.norm(features, axis=1, keepdims=True)
 
 
-def test_layers_agree_with_a_loop_over_words(sentences):
-    outputs, params = encoder()
-    packed = outputs(pack(sentences, T)[0])
-    rows = outputs(in_rows(sentences))
+def test_layers_agree_with_a_loop_over_words(rng):
+    sentences = [np.append(rng.integers(2, 11, length - 1), END) for length in LENGTHS]
+    rows = np.array([np.pad(sentence, (0, T - len(sentence))) for sentence in sentences], np.int32)
+    apply, params, stats = models.create(CONFIG, jax.random.key(0))
+    for name in ("bias", "recurrent_bias"):  # initially 0, which would hide a fault
+        params[name] = np.float32(rng.standard_normal(params[name].shape))
+    outputs = jax.jit(lambda x: apply(params, stats, x, False)[0])
     table = np.asarray(params["embedding"])
-    for i, sentence in enumerate(sentences):
-        expected = by_words(params, sentence)
-        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-        bag = np.zeros((2, 5))
-        if len(sentence) > 1:
-            bag = table[:, sentence[:-1]].mean(axis=1)
-        for found in (packed, rows):
+    for found in (outputs(pack(sentences, T)[0]), outputs(rows)):
+        for i, sentence in enumerate(sentences):
+            expected = by_words(params, sentence)
             np.testing.assert_allclose([found["f"][i], found["g"][i]], expected, atol=2e-6)
             np.testing.assert_allclose(found["output"][i], expected.reshape(-1), atol=2e-6)
+            bag = table[:, sentence[:-1]].sum(axis=1) / max(1, len(sentence) - 1)
             np.testing.assert_allclose(found["bag"][i], bag.reshape(-1), atol=1e-6)
 
 
 def test_layers_and_first_weights():
-    config = ModelConfig("sentence_gru", **CONFIG)
-    assert models.layers(config) == {"bag": (10,), "f": (6,), "g": (6,), "output": (12,)}
-    _, params, _ = models.create(config, jax.random.key(0))
+    assert models.layers(CONFIG) == {"bag": (10,), "f": (6,), "g": (6,), "output": (12,)}
+    _, params, _ = models.create(CONFIG, jax.random.key(0))
     gates = np.split(np.asarray(params["recurrent"]), 3, axis=-1)
     np.testing.assert_allclose(gates @ np.swapaxes(gates, -1, -2) - np.eye(3), 0, atol=1e-5)
     assert np.abs(params["embedding"]).max() <= 0.1 and params["embedding"].min() < -0.05

@@ -10,7 +10,7 @@ import oracles
 import pytest
 
 from hypersphere_jax import configs as C
-from hypersphere_jax.text.packing import OTHER_DEVICE, Packed
+from hypersphere_jax.text.packing import pack
 from hypersphere_jax.text.sentence_training import (
     ConsecutiveSampler,
     make_sentence_step,
@@ -25,11 +25,10 @@ def test_batches_are_consecutive_sentences_of_one_document():
     documents = np.array([0, 50, 58, 90])
     sampler = ConsecutiveSampler(documents, 8, seed=3)
     assert sampler.steps_per_epoch == 6 + 1 + 4
-    epochs = [[sampler(step) for step in range(start, start + 11)] for start in (0, 11)]
-    for batches in epochs:
-        assert all((np.diff(batch) == 1).all() and len(batch) == 8 for batch in batches)
-        assert sorted(batch[0] for batch in batches) == [*range(0, 48, 8), 50, *range(58, 90, 8)]
-    first, second = ([batch[0] for batch in batches] for batches in epochs)
+    batches = np.array([sampler(step) for step in range(22)])
+    assert batches.shape == (22, 8) and (np.diff(batches) == 1).all()
+    first, second = batches[:, 0].reshape(2, 11).tolist()
+    assert sorted(first) == sorted(second) == [*range(0, 48, 8), 50, *range(58, 90, 8)]
     assert first != second and first != sorted(first)
     other = ConsecutiveSampler(documents, 8, seed=4)
     assert [other(step)[0] for step in range(11)] != first
@@ -50,10 +49,6 @@ def test_evaluation_batches_contain_whole_sentences(rng):
         np.testing.assert_array_equal(batch.labels, indices % 3)
 
 
-def normalize(x):
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
 def encode(params, stats, sentences, train, axis_name):
     """Look up the word before the end token; g is f with its columns reversed."""
     features = params["w"][jnp.ravel(sentences.words)[sentences.last - 1]]
@@ -63,15 +58,9 @@ def encode(params, stats, sentences, train, axis_name):
 @pytest.mark.slow
 def test_step_on_one_and_two_devices():
     """Only the contrastive loss is of unnormalized features."""
-    words = np.array([[5, 6, 1, 0], [7, 1, 0, 0], [8, 9, 3, 1], [4, 1, 0, 0]])
-    last = np.array([2, 1, 3, 1])  # positions of the end token
-    rows_of_device = np.array([[0, 3], [1, 2]])
-    parts = np.full((2, 4), OTHER_DEVICE)
-    for device, rows in enumerate(rows_of_device):
-        parts[device, rows] = last[rows] + 4 * np.arange(2)
-    many = Packed(words[rows_of_device], parts, parts)
-    positions = last + 4 * np.arange(4)
-    one = Packed(words, positions, positions)
+    sentences = [np.array(words) for words in ([5, 6, 1], [7, 1], [8, 9, 3, 1], [4, 1])]
+    (one,) = pack(sentences, 4)
+    many = jax.tree.map(lambda *parts: np.stack(parts), *pack(sentences, 4, devices=2))
     weights = {"contrastive_weight": 0.5, "align_weight": 0.7, "uniform_weight": 1.2}
     config = C.ObjectiveConfig(contrastive_tau=0.3, **weights)
     scalars = {"contrastive_weight": 0.6, "align_alpha": 1.2, "uniform_t": 1.5}
@@ -79,20 +68,19 @@ def test_step_on_one_and_two_devices():
     key = jax.random.key(0)
     params = {"w": jax.random.normal(key, (10, 3))}
     state = init_state(params, {}, OPTIMIZER)
-    expected = jax.jit(make(axis_name=None))(state, one, None, None, key)
+    new_state, metrics = jax.jit(make(axis_name=None))(state, one, None, None, key)
     axes = {"in_axes": (None, 0, None, None, None), "devices": jax.devices()[:2]}
-    found = jax.pmap(make(axis_name="data"), "data", **axes)(state, many, None, None, key)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    found, _ = jax.pmap(make(axis_name="data"), "data", **axes)(state, many, None, None, key)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(new_state), strict=True):
         np.testing.assert_allclose(x, jnp.stack([y, y]), rtol=2e-5, atol=1e-6)
     f = np.array(params["w"])[[6, 7, 3, 4]]
-    g = f[:, ::-1]
+    unit = f / np.linalg.norm(f, axis=1, keepdims=True)
     losses = {
-        "contrastive": oracles.quick_thought_contrastive_oracle(f, g, 0.3),
-        "align": oracles.quick_thought_align_oracle(normalize(f), normalize(g), 1.2),
-        "uniform": oracles.quick_thought_uniform_oracle(normalize(f), normalize(g), 1.5),
+        "contrastive": oracles.quick_thought_contrastive_oracle(f, f[:, ::-1], 0.3),
+        "align": oracles.quick_thought_align_oracle(unit, unit[:, ::-1], 1.2),
+        "uniform": oracles.quick_thought_uniform_oracle(unit, unit[:, ::-1], 1.5),
     }
     losses["loss"] = np.dot([0.6, 0.7, 1.2], list(losses.values()))
-    new_state, metrics = expected
     for name, value in losses.items():
         assert metrics[name] == pytest.approx(value, rel=1e-5), name
     has_moved = np.any(new_state.params["w"] != params["w"], axis=1)

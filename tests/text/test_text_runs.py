@@ -12,8 +12,8 @@ from hypersphere_jax import configs as C
 from hypersphere_jax.evaluation.measure_runs import run_metrics
 from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.text.neighbours import neighbour_metrics
+from hypersphere_jax.text.prepare import load_text
 from hypersphere_jax.text.sentence_training import run_vocabulary
-from hypersphere_jax.text.text_data import load_text
 from hypersphere_jax.theory import uniformity_optimum
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training
