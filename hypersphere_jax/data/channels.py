@@ -12,37 +12,22 @@ LUMA_16_BITS = (19595, 38470, 7471)  # ITU-R 601 times 2**16, as in Pillow
 
 
 def with_channels(source: Source, channels: int) -> Source:
-    """Return a source with 1 (gray) or 3 (RGB) channels; the source itself if it has them.
-
-    Raises:
-      UserError: for images with another number of channels than 1 or 3.
-    """
-    if source.image_shape is not None:
-        present = source.image_shape[2]
-        if present == channels:
-            return source
-        _check_convertible(present, source.origin)
-    what = {1: "(gray)", 3: "(RGB)"}[channels]
+    """Return a source with 1 (gray) or 3 (RGB) channels; UserError for other images."""
+    if source.image_shape is not None and source.image_shape[2] == channels:
+        return source
     convert = partial(_convert, source.origin, channels)
-    return ChangedImages(source, convert, channels, what, f"channels {channels}")
+    return ChangedImages(source, convert, f"with {channels} channels")
 
 
-def _convert(origin: str, channels: int, i: int, image: np.ndarray) -> np.ndarray:
-    _check_convertible(image.shape[-1], f"image {i} of {origin}")
+def _convert(name: str, channels: int, i: int, image: np.ndarray) -> np.ndarray:
+    present = image.shape[-1]
+    message = f"image {i} of {name} has {present} channels; channels= converts gray and RGB only"
+    require(present in (1, 3), message)
     return as_channels(image, channels)
 
 
-def _check_convertible(present: int, name: str) -> None:
-    message = f"{name} has {present} channels; channels= converts gray and RGB images only"
-    require(present in (1, 3), message)
-
-
 def same_channels(images: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
-    """Return images with the same number of channels: gray images become RGB among RGB images.
-
-    Raises:
-      UserError: for other mixtures. `name` is the name of the images in its message.
-    """
+    """Convert gray images among RGB images to RGB; UserError for other mixtures of channels."""
     counts = sorted({image.shape[-1] for image in images})
     if len(counts) == 1:
         return list(images)

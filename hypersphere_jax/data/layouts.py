@@ -8,7 +8,6 @@ import os
 import posixpath
 import unicodedata
 import zipfile
-from collections.abc import Iterable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -43,21 +42,23 @@ class File(NamedTuple):
 class Folder:
     """The files in and below a folder."""
 
+    readers = THREADS
+
     def __init__(self, path: Path):
         self.path = os.path.abspath(path)
 
     def files(self) -> list[File]:
         """List the files. Links are followed, except to folders above."""
-        names: list[str] = []
-        for path, folders, found in os.walk(self.path, onerror=_raise, followlinks=True):
+        paths: list[str] = []
+        for path, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
             folders[:] = [
                 name for name in folders if not (_is_junk(name) or _is_loop(f"{path}/{name}"))
             ]
-            names += [f"{path}/{name}" for name in found if not _is_junk(name)]
+            paths += [f"{path}/{name}" for name in names if not _is_junk(name)]
         with ThreadPool(THREADS) as pool:
-            sizes = pool.map(_size, names)
+            sizes = pool.map(_size, paths)
         start = len(self.path.rstrip("/")) + 1
-        return [File(name[start:], size, 0) for name, size in zip(names, sizes, strict=True)]
+        return [File(path[start:], size, 0) for path, size in zip(paths, sizes, strict=True)]
 
     def open(self, name: str) -> IO[bytes]:
         """Open a listed file."""
@@ -67,39 +68,32 @@ class Folder:
 class Archive:
     """The files in a zip file."""
 
-    def __init__(self, path: Path):
+    readers = 1  # others would wait for each other
+
+    def __init__(self, path: Path | str):
         self.path = os.path.abspath(path)
-        self._modified = os.stat(path).st_mtime_ns
+        open_file(path).close()  # refuses pipes
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except Exception as error:  # a damaged directory raises many types
+            message = f"{path} is not a complete zip file ({error}); copy or download it again"
+            raise UserError(message) from error
+        self._members = {_member_name(member): member for member in self._archive.infolist()}
+
+    def __reduce__(self) -> tuple:
+        return Archive, (self.path,)
 
     def files(self) -> list[File]:
         """List the files."""
         return [
             File(name, member.file_size, member.CRC)
-            for name, member in self._open()[1].items()
+            for name, member in self._members.items()
             if not name.endswith("/") and not any(map(_is_junk, name.split("/")))
         ]
 
     def open(self, name: str) -> IO[bytes]:
         """Open a listed file."""
-        archive, members = self._open()
-        return archive.open(members[name])
-
-    def _open(self) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
-        return _open_zip(self.path, self._modified, os.getpid())
-
-
-@functools.lru_cache(maxsize=64)
-def _open_zip(
-    path: str, modified: int, process: int
-) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
-    """Open a zip file once per process and modification, and return its members by name."""
-    open_file(path).close()  # refuses pipes
-    try:
-        archive = zipfile.ZipFile(path)
-    except Exception as error:  # a damaged directory raises many types
-        message = f"{path} is not a complete zip file ({error}); copy or download it again"
-        raise UserError(message) from error
-    return archive, {_member_name(member): member for member in archive.infolist()}
+        return self._archive.open(self._members[name])
 
 
 def _member_name(member: zipfile.ZipInfo) -> str:
@@ -125,13 +119,6 @@ class Listing(NamedTuple):
         """Path of the folder of the images, through the zip file if they are in one."""
         return f"{self.place.path}/{self.prefix}".rstrip("/")
 
-    def of_classes(self, names: set[str]) -> "Listing":
-        """Leave out the images of other classes."""
-        if not self.classes:
-            return self
-        images = [file for file in self.images if nfc(file.name.partition("/")[0]) in names]
-        return self._replace(images=images, classes=self.classes & names)
-
 
 def find_splits(root: Path) -> tuple[Listing, Listing | None]:
     """List the images of a folder or a zip file.
@@ -142,9 +129,8 @@ def find_splits(root: Path) -> tuple[Listing, Listing | None]:
     Raises:
       UserError: without images, or if splits cannot be distinguished from classes.
     """
-    is_zip = root.is_file() and (root.suffix.lower() == ".zip" or zipfile.is_zipfile(root))
-    require(is_zip or root.is_dir(), f"{root} is neither a folder nor a zip file of images")
-    place = Archive(root) if is_zip else Folder(root)
+    require(root.is_file() or root.is_dir(), f"{root} is neither a folder nor a zip file of images")
+    place = Archive(root) if root.is_file() else Folder(root)
     files = place.files()
     splits = _splits_in(place, files)
     if "" in splits:
@@ -155,7 +141,7 @@ def find_splits(root: Path) -> tuple[Listing, Listing | None]:
             archive = Archive(path)
             inside = archive.files()
             splits[name] = _splits_in(archive, inside).get(name) or _split(archive, "", inside)
-    require(bool(splits), f"{root} contains no images ({_kinds(files)}); {LAYOUTS}")
+    require(bool(splits), f"{root} contains no images ({_other_kinds(files)}); {LAYOUTS}")
     train = [splits[name] for name in TRAIN if name in splits]
     test = [splits[name] for name in TEST if name in splits]
     require(bool(train), f"{root} has no split 'train', only {', '.join(splits)}; {LAYOUTS}")
@@ -165,11 +151,12 @@ def find_splits(root: Path) -> tuple[Listing, Listing | None]:
 
 def _splits_in(place: Folder | Archive, files: list[File]) -> dict[str, Listing]:
     """Return the splits by their names in lower case, or data without splits under the name ""."""
-    images = [file for file in files if is_image(file.name)]
+    images = _images(files)
     if not images:
         return {}
     if len(images) < len(files):
-        logger.warning("%s: ignored files that are not images (%s)", place.path, _kinds(files))
+        kinds = _other_kinds(files)
+        logger.warning("%s: ignored files that are not images (%s)", place.path, kinds)
     base = _common_folder(images)
     folders = _folders(_below(images, base))
     names = {name.lower(): name for name in sorted(folders) if name.lower() in TRAIN + TEST}
@@ -188,15 +175,14 @@ def _splits_in(place: Folder | Archive, files: list[File]) -> dict[str, Listing]
 
 def _split(place: Folder | Archive, prefix: str, files: list[File]) -> Listing:
     """List a split: its folders are classes, and images outside of them are ignored."""
-    images = [file for file in _below(files, prefix) if is_image(file.name)]
+    inside = _below(files, prefix)
+    images = _images(inside)
     classes = _folders(images)
     if classes:
         images = [file for file in images if "/" in file.name]
-        if empty := sorted(_folders(_below(files, prefix)) - classes):
-            folders = ", ".join(empty[:3])
-            logger.warning(
-                "%s: left out %d class folders without images (%s)", place.path, len(empty), folders
-            )
+        if empty := sorted(_folders(inside) - classes):
+            message = "%s: left out %d class folders without images (%s)"
+            logger.warning(message, place.path, len(empty), ", ".join(empty[:3]))
     return Listing(place, prefix, images, set(map(nfc, classes)))
 
 
@@ -206,45 +192,44 @@ def _without_splits(place: Folder | Archive, prefix: str, images: list[File]) ->
     Folders are classes if each contains images itself, and no image is outside of them.
     """
     folders = _folders(images)
-    classes = set(map(nfc, folders))
-    outside = [file.name for file in images if "/" not in file.name]
+    outside = {file.name for file in images if "/" not in file.name}
     nested = folders - {file.name.rpartition("/")[0] for file in images}
-    if folders and not outside and not nested:
-        return Listing(place, prefix, images, classes, f"{len(classes):,} classes, a folder each")
+    if not (outside or nested):
+        layout = f"{len(folders):,} classes, a folder each"
+        return Listing(place, prefix, images, set(map(nfc, folders)), layout)
     layout = "images without labels"
-    if folders and outside:
-        layout += f" (no class folders: {min(outside)} is in none)"
-    elif nested:
-        layout += f" (no class folders: {min(nested)} contains only folders)"
+    if folders:
+        layout += f" (no class folders, because of {min(outside | nested)})"
     return Listing(place, prefix, images, set(), layout)
 
 
 def _common_folder(images: list[File]) -> str:
     """Return the folder that contains all images, or the folder above a split."""
     parents = {file.name.rpartition("/")[0] for file in images}
-    kept = []
+    parts: list[str] = []
     for part in posixpath.commonpath(parents).split("/"):
         if part.lower() in ("", *TRAIN, *TEST):
             break
-        kept.append(f"{part}/")
-    return "".join(kept)
+        parts.append(f"{part}/")
+    return "".join(parts)
 
 
-def _below(files: Iterable[File], prefix: str) -> list[File]:
+def _below(files: list[File], prefix: str) -> list[File]:
     """Return the files below a folder, with names relative to it."""
-    return [
-        file._replace(name=file.name.removeprefix(prefix))
-        for file in files
-        if file.name.startswith(prefix)
-    ]
+    inside = [file for file in files if file.name.startswith(prefix)]
+    return [file._replace(name=file.name.removeprefix(prefix)) for file in inside]
 
 
-def _folders(files: Iterable[File]) -> set[str]:
+def _images(files: list[File]) -> list[File]:
+    return [file for file in files if is_image(file.name)]
+
+
+def _folders(files: list[File]) -> set[str]:
     """Return the first folder of each name that has one."""
     return {file.name.partition("/")[0] for file in files if "/" in file.name}
 
 
-def _kinds(files: list[File]) -> str:
+def _other_kinds(files: list[File]) -> str:
     """Return the extensions of files that are not images, such as ".heic, .txt"."""
     names = [file.name for file in files if not is_image(file.name)]
     kinds = collections.Counter(Path(name).suffix.lower() or "other" for name in names)

@@ -29,14 +29,10 @@ class Source(Protocol):
     """Images with labels, by index.
 
     An index always returns the same sample. A source can be pickled, and read from any thread.
-
-    Attributes:
-      class_names: names of the labels 0, 1, …; empty for unlabeled images.
-      origin: name of the source in messages.
     """
 
-    class_names: tuple[str, ...]
-    origin: str
+    class_names: tuple[str, ...]  # names of the labels 0, 1, …; empty for unlabeled images
+    origin: str  # name of the source in messages
 
     def __len__(self) -> int: ...
 
@@ -102,27 +98,18 @@ class ChangedImages:
     Args:
       source: the other source.
       change: (index, image) -> image; can be pickled.
-      channels: number of channels after the change.
-      what: the change in messages.
-      key: the change in the fingerprint.
+      name: the change in messages and in the fingerprint.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        change: Callable[[int, np.ndarray], np.ndarray],
-        channels: int | None,
-        what: str,
-        key: str,
-    ):
+    def __init__(self, source: Source, change: Callable[[int, np.ndarray], np.ndarray], name: str):
         self.source = source
         self.class_names = source.class_names
-        self.origin = f"{source.origin} {what}"
+        self.origin = f"{source.origin} {name}"
         self.image_shape: Shape | None = None
-        if source.image_shape is not None and channels is not None:
-            self.image_shape = (*source.image_shape[:2], channels)
+        if source.image_shape is not None:
+            self.image_shape = change(0, np.zeros(source.image_shape, np.uint8)).shape
         self._change = change
-        self._key = key
+        self._name = name
 
     def __len__(self) -> int:
         return len(self.source)
@@ -138,7 +125,7 @@ class ChangedImages:
 
     @property
     def digest(self) -> str:
-        return fingerprint(f"{self.source.digest} {self._key}")
+        return fingerprint(f"{self.source.digest} {self._name}")
 
 
 def name_classes(*sources: Any, names: tuple[str, ...] = ()) -> None:

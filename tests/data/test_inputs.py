@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from data_cases import Tensor, equal
+from data_cases import equal, tensor
 
 import hypersphere_jax as hj
 from hypersphere_jax.configs import UserError
@@ -43,8 +43,8 @@ FORMS = {
     "gray without an axis": (GRAYS[..., 0], GRAYS),
     "boolean": (COLORS > 99, 255 * (COLORS > 99)),
     "int64": (COLORS.astype(np.int64), COLORS),
-    "tensor": (Tensor(COLORS), COLORS),
-    "tensor bfloat16": (Tensor(UNIT.astype(jnp.bfloat16)), COLORS),
+    "tensor": (tensor(COLORS), COLORS),
+    "tensor bfloat16": (tensor(UNIT.astype(jnp.bfloat16)), COLORS),
     **{f"{np.dtype(dtype)}": (UNIT.astype(dtype), COLORS) for dtype in FLOATS},
     "nearest": (np.full((1, 2, 2, 1), 0.3), np.full((1, 2, 2, 1), 76)),  # 76.5 - 1e-14
 }
@@ -82,13 +82,13 @@ def test_channels_first_arrays_are_refused(c):
     """PyTorch's batches and single images too; items of torchvision's data sets are allowed."""
     images = np.random.default_rng(0).integers(0, 256, (2, c, 32, 40), np.uint8)
     moved = images.transpose(0, 2, 3, 1)
-    for given in (images, images / 255, jnp.asarray(images), Tensor(images), moved[0]):
+    for given in (images, images / 255, jnp.asarray(images), tensor(images), moved[0]):
         with pytest.raises(UserError):
             as_source(given)
     for entry in ("list", "data set"):
         with pytest.raises(UserError):
             ENTRIES[entry](images)
-        equal(ENTRIES[entry](Tensor(images)), moved)
+        equal(ENTRIES[entry](tensor(images)), moved)
     equal(as_source(moved).images, moved)
 
 
@@ -102,7 +102,7 @@ LABELS = {
     **{dtype: (NUMBERS.astype(dtype), [0, 1, 2, 3]) for dtype in INTEGERS},
     "list": (NUMBERS.tolist(), [0, 1, 2, 3]),
     "bfloat16": (jnp.asarray(NUMBERS, jnp.bfloat16), [0, 1, 2, 3]),
-    "tensor": (Tensor(NUMBERS), [0, 1, 2, 3]),
+    "tensor": (tensor(NUMBERS), [0, 1, 2, 3]),
     "2^70": ([2**70 + int(i) for i in NUMBERS], [2**70 + i for i in range(4)]),
     "strings": (PETS, NAMES),
     "bytes": (PETS.astype(bytes), NAMES),
