@@ -40,14 +40,12 @@ class ImageFiles:
         self.layout = listing.layout
         self.class_names = class_names
         # Files of inner folders come last, as in torchvision.
-        self._images = sorted(
-            listing.images, key=lambda image: (nfc(image.name).rpartition("/"), image.name)
-        )
+        self._images = sorted(listing.images, key=lambda name: (nfc(name).rpartition("/"), name))
         self.labels = np.full(len(self._images), -1, np.int32)
         if listing.classes:
             label_of = {name: label for label, name in enumerate(class_names)}
-            folders = [image.name.partition("/")[0] for image in self._images]
-            self.labels[:] = [label_of[nfc(folder)] for folder in folders]
+            folders = [nfc(name.partition("/")[0]) for name in self._images]
+            self.labels[:] = [label_of[folder] for folder in folders]
 
     def __len__(self) -> int:
         return len(self._images)
@@ -62,7 +60,7 @@ class ImageFiles:
 
     def file(self, i: int) -> str:
         """Return the path of an image, through its zip file if it is in one."""
-        return f"{self._place.path}/{self._prefix}{self._images[i].name}"
+        return f"{self._place.path}/{self._prefix}{self._images[i]}"
 
     @functools.cached_property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -89,18 +87,21 @@ class ImageFiles:
     @functools.cached_property
     def digest(self) -> str:
         """Fingerprint of names, sizes and contents; in a large folder of some contents."""
+        files = self._place.files
+        about = [files[self._prefix + name] for name in self._images]
         parts: list[str | bytes] = [repr(self.class_names)]
-        parts += [f"{nfc(name)}\0{size}\0{checksum}\0" for name, size, checksum in self._images]
-        if isinstance(self._place, Folder):
+        for name, (size, checksum) in zip(self._images, about, strict=True):
+            parts.append(f"{nfc(name)}\0{size}\0{checksum}\0")
+        if isinstance(self._place, Folder):  # without checksums
             step = 1
-            if sum(image.size for image in self._images) > DIGEST_BYTES:
+            if sum(size for size, _ in about) > DIGEST_BYTES:
                 step = max(1, len(self) // DIGEST_FILES)
             with ThreadPool(self._place.readers) as pool:
                 parts += pool.map(self._content_digest, range(0, len(self), step))
         return caches.fingerprint(*parts)
 
     def _open(self, i: int) -> IO[bytes]:
-        return self._place.open(self._prefix + self._images[i].name)
+        return self._place.open(self._prefix + self._images[i])
 
     def _content_digest(self, i: int) -> bytes:
         with contextlib.suppress(Exception), self._open(i) as stream:
