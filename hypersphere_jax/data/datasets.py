@@ -9,8 +9,7 @@ import numpy as np
 
 from hypersphere_jax.configs import DataConfig, UserError, require
 from hypersphere_jax.configs.base import did_you_mean
-from hypersphere_jax.data import arrays, image_files, subsets, synthetic, tfds
-from hypersphere_jax.data.channels import with_channels
+from hypersphere_jax.data import arrays, channels, image_files, subsets, tfds
 from hypersphere_jax.data.source import Source
 
 logger = logging.getLogger("hypersphere_jax")
@@ -29,7 +28,6 @@ NAMED = {
 DEFAULT_RECIPE = "stl10"
 EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
 RANDOM_BITS_COUNT = 50_000  # like CIFAR-10's training images
-RANDOM_BITS_SIZE = 32
 SUFFIXES = (".npz", ".npy", ".zip", ".mat")
 OPEN_MAT = "hypersphere_jax.depth.nyu:open_mat"  # resolved on use, because imports go down
 DEFAULT_FOLDS = 10  # without splits, one of them is the test split
@@ -130,8 +128,8 @@ def _open(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
     elif name == "digits":
         train, test = arrays.digits()
     elif name == "random_bits":
-        options = (RANDOM_BITS_COUNT, config.bits, RANDOM_BITS_SIZE, config.subset_seed)
-        train, test = (synthetic.random_bits(*options, part) for part in (0, 1))
+        options = {"n": RANDOM_BITS_COUNT, "k": config.bits, "seed": config.subset_seed}
+        train, test = (channels.random_bits(**options, part=part) for part in (0, 1))
     else:
         try:
             return Dataset(*tfds.open_tfds(name, config.data_dir), recipe)
@@ -195,9 +193,9 @@ def _subset(source: Source, config: DataConfig) -> Source:
 def _convert(source: Source, config: DataConfig, part: int) -> Source:
     """Convert the channels of a split, and add random bits, which differ between parts."""
     if config.channels is not None:
-        source = with_channels(source, config.channels)
+        source = channels.with_channels(source, config.channels)
     if config.extra_channels:
-        source = synthetic.with_bits(source, config.bits, config.subset_seed, part)
+        source = channels.with_bits(source, config.bits, config.subset_seed, part)
     return source
 
 

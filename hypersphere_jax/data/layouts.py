@@ -70,14 +70,14 @@ class Archive:
         try:
             self._archive = zipfile.ZipFile(path)
         except Exception as error:  # a damaged directory raises many types
-            message = f"{path} is not a complete zip file ({error}); copy or download it again"
-            raise UserError(message) from error
+            message = f"{path} is not a complete zip file ({error})"
+            raise UserError(f"{message}; pass a folder or a zip file of images") from error
         self._members = {_member_name(member): member for member in self._archive.infolist()}
 
     def __reduce__(self) -> tuple:
         return Archive, (self.path,)
 
-    @property
+    @functools.cached_property
     def files(self) -> dict[str, tuple[int, int]]:
         """Names, with the size in bytes and the checksum."""
         return {

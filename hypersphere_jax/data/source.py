@@ -1,7 +1,6 @@
 """Sources: images with labels, by index. `Arrays` is a source of arrays in memory."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
@@ -90,42 +89,6 @@ class Arrays:
     @functools.cached_property
     def digest(self) -> str:
         return fingerprint(repr(self.images.shape), self.images, self.labels)
-
-
-class ChangedImages:
-    """A source with the labels of another source, and a function of its images.
-
-    Args:
-      source: the other source.
-      change: (index, image) -> image; can be pickled.
-      name: the change in messages and in the fingerprint.
-    """
-
-    def __init__(self, source: Source, change: Callable[[int, np.ndarray], np.ndarray], name: str):
-        self.source = source
-        self.class_names = source.class_names
-        self.origin = f"{source.origin} {name}"
-        self.image_shape: Shape | None = None
-        if source.image_shape is not None:
-            self.image_shape = change(0, np.zeros(source.image_shape, np.uint8)).shape
-        self._change = change
-        self._name = name
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, i: int) -> Sample:
-        i = range(len(self))[i]
-        sample = self.source[i]
-        return {**sample, "image": self._change(i, sample["image"])}
-
-    @property
-    def labels(self) -> np.ndarray:
-        return self.source.labels
-
-    @property
-    def digest(self) -> str:
-        return fingerprint(f"{self.source.digest} {self._name}")
 
 
 def name_classes(*sources: Any, names: tuple[str, ...] = ()) -> None:

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from hypersphere_jax.configs import DataConfig, UserError
 from hypersphere_jax.data import Arrays, load
-from hypersphere_jax.data.synthetic import random_bits, with_bits
+from hypersphere_jax.data.channels import random_bits, with_bits
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
 SPLITS = {
