@@ -10,7 +10,6 @@ from hypersphere_jax.data.custom import Items, as_source
 from hypersphere_jax.data.source import Arrays
 
 COLOR = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-IDS = [1, 0, 2, 0, 1, 2, 0, 0, 1]
 
 
 class Dataset(list):
@@ -67,13 +66,12 @@ def test_images_of_different_sizes_stay_items():
     assert source.digest == as_source(Dataset(data)).digest
 
 
-@pytest.mark.parametrize("kind", [int, np.int64, float, lambda label: np.array([label]), tensor])
-def test_each_item_of_a_small_data_set_is_read_once(kind):
-    data = Dataset((COLOR + i, kind(label)) for i, label in enumerate(IDS))
+def test_each_item_of_a_small_data_set_is_read_once():
+    data = Dataset((COLOR + i, tensor([i % 3])) for i in range(9))
     source = as_source(data)
     assert isinstance(source, Arrays)
-    assert source.labels.tolist() == IDS
-    assert data.reads == len(IDS)
+    assert source.labels.tolist() == [0, 1, 2] * 3
+    assert data.reads == 9
 
 
 def test_large_data_sets_are_not_kept_in_memory():
@@ -101,7 +99,6 @@ def test_gray_images_among_rgb_images_become_rgb():
     ("data", "named"),
     [
         (Dataset([(COLOR, 1), (COLOR, 1.7)]), "1.7"),
-        (Dataset([(COLOR, COLOR, 1)]), "0"),
         (Dataset([{"image": COLOR, "label": [1, 2]}]), r"\[1, 2\]"),
         (Dataset([COLOR, "cat.png"]), "1"),
         ({"train": [COLOR], "test": []}, "train"),
