@@ -1,4 +1,4 @@
-"""Train a network, data, views and a loss of your own, with the loop that the papers' runs have.
+"""Train a custom network on custom data, views and loss, with checkpoints, log and resumption.
 
 python examples/bring_your_own.py [FOLDER]
 """
@@ -15,7 +15,7 @@ import hypersphere_jax as hj
 
 
 class Digits:
-    """Data: anything with a length and items (image, label)."""
+    """Data: any object with a length and items (image, label)."""
 
     def __init__(self):
         self.digits = load_digits()
@@ -28,10 +28,11 @@ class Digits:
 
 
 class Network(nnx.Module):
-    """A network: an array or a dict of layers with "output" from float32 `[n, h, w, c]`."""
+    """A network: from float32 `[n, h, w, c]` to an array, or to a dict of layers with "output"."""
 
     def __init__(self, rngs: nnx.Rngs):
-        self.hidden, self.norm = nnx.Linear(64, 128, rngs=rngs), nnx.BatchNorm(128, rngs=rngs)
+        self.hidden = nnx.Linear(64, 128, rngs=rngs)
+        self.norm = nnx.BatchNorm(128, rngs=rngs)
         self.head = nnx.Linear(128, 16, rngs=rngs)
 
     def __call__(self, x):
@@ -47,7 +48,7 @@ def view(key, image):
 
 
 def loss(x, y):
-    """A loss: from the features of both views, all devices', to a number."""
+    """A loss: a function of the features of both views, of all devices."""
     return hj.nt_xent_loss(x, y, tau=0.2) + 0.1 * hj.align_loss(x, y)
 
 
@@ -56,7 +57,7 @@ def main(folder: Path, epochs: int = 5) -> None:
         name="own", runs_dir=str(folder), epochs=epochs, eval_every_epochs=epochs, batch_size=128
     )
     network = Network(nnx.Rngs(0))
-    # The same call goes on where a run was interrupted.
+    # The same call resumes an interrupted run.
     run = hj.train(config, data=Digits(), network=network, augment=view, loss=loss)
     print(run, run.metrics[-1])
     encoder = hj.load(run.folder, network=network)

@@ -1,4 +1,4 @@
-"""The losses in a training loop of your own: plain JAX, Flax and optax, over all devices of a mesh.
+"""The losses in a custom training loop: plain JAX, Flax and optax, on all devices of a mesh.
 
 python examples/own_training_loop.py
 """
@@ -25,10 +25,11 @@ def main(steps: int = 100, devices: int | None = None) -> float:
     optimizer = optax.adam(3e-3)
 
     def loss(params, key):
+        encoder = nnx.merge(graph, params)
         noise = 0.3 * jax.random.normal(key, (2, *images.shape))
-        encode = lambda view: l2_normalize(nnx.merge(graph, params)(view))  # noqa: E731
-        x, y = encode(images + noise[0]), encode(images + noise[1])
-        # Of arrays that are sharded over the mesh, each device computes its share of the pairs.
+        x = l2_normalize(encoder(images + noise[0]))
+        y = l2_normalize(encoder(images + noise[1]))
+        # The arrays are sharded over the mesh: each device computes its share of the pairs.
         return align_loss(x, y) + (uniform_loss(x) + uniform_loss(y)) / 2
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""Train an encoder on digits, use it as a function, and keep it in one folder.
+"""Train an encoder on digits, compute features, and save the encoder.
 
 python examples/use_encoder.py [FOLDER]
 """
@@ -13,7 +13,8 @@ import hypersphere_jax as hj
 
 def main(folder: Path, epochs: int = 10) -> None:
     digits = load_digits()
-    images, labels = (digits.images * 15).astype("uint8"), digits.target  # [1797, 8, 8], [1797]
+    images = (digits.images * 15).astype("uint8")  # [1797, 8, 8]
+    labels = digits.target  # [1797]
 
     config = hj.PretrainConfig(name="digits", runs_dir=str(folder), epochs=epochs)
     run = hj.train(config, images=images[:1400], labels=labels[:1400])

@@ -48,7 +48,7 @@ def make_augment(
       cropped: the images are [size, size, c] from the training crop of `host_crops`, so the
         recipe's crop is left out. The other operations draw the same numbers either way.
       extra_channels: number of last channels that contain one value at all pixels (the bits of
-        `data.synthetic.with_bits`). Views contain them unchanged, from 0 to 1.
+        `data.channels.with_bits`). Views contain them unchanged, from 0 to 1.
 
     Returns:
       (key, image uint8 [h, w, c]) -> dtype [size, size, c'], for one image: use `jax.vmap`.

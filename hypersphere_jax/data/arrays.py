@@ -27,15 +27,11 @@ def digits() -> tuple[Arrays, Arrays]:
     table = np.loadtxt(file, delimiter=",")
     images = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = table[:, -1].astype(np.int64)
-    # NumPy guarantees the stream of this legacy generator.
-    order = np.random.RandomState(0).permutation(len(images))
     names = tuple(str(digit) for digit in range(10))
-    train = order[:DIGITS_TRAIN]
-    test = order[DIGITS_TRAIN:]
-    return (
-        Arrays(images[train], labels[train], names, DIGITS),
-        Arrays(images[test], labels[test], names, DIGITS),
-    )
+    # NumPy guarantees the stream of this legacy generator.
+    parts = np.split(np.random.RandomState(0).permutation(len(images)), [DIGITS_TRAIN])
+    train, test = (Arrays(images[part], labels[part], names, DIGITS) for part in parts)
+    return train, test
 
 
 def open_arrays(path: Path) -> tuple[Arrays, Arrays | None]:
@@ -50,13 +46,13 @@ def open_arrays(path: Path) -> tuple[Arrays, Arrays | None]:
     if suffix == ".npy":
         return Arrays(open_array(path), None, (), str(path)), None
     if suffix == ".npz":
-        arrays = [open_array(path, name) for name in NAMES]
+        found = [open_array(path, name) for name in NAMES]
     else:
-        arrays = [open_array(path / f"{name}.npy") for name in NAMES]
-    train = Arrays(arrays[0], arrays[1], (), str(path))
-    test = Arrays(arrays[2], arrays[3], (), str(path))
-    shapes = (train.image_shape, test.image_shape)
-    message = f"{path}: train and test images differ in shape: {shapes[0]}, {shapes[1]}"
-    require(shapes[0] == shapes[1], message)
+        found = [open_array(path / f"{name}.npy") for name in NAMES]
+    train = Arrays(*found[:2], (), str(path))
+    test = Arrays(*found[2:], (), str(path))
+    shapes = f"{train.image_shape}, {test.image_shape}"
+    message = f"{path}: train and test images differ in shape: {shapes}"
+    require(train.image_shape == test.image_shape, message)
     name_classes(train, test)
     return train, test

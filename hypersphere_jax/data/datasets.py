@@ -9,8 +9,7 @@ import numpy as np
 
 from hypersphere_jax.configs import DataConfig, UserError, require
 from hypersphere_jax.configs.base import did_you_mean
-from hypersphere_jax.data import arrays, image_files, subsets, synthetic, tfds
-from hypersphere_jax.data.channels import with_channels
+from hypersphere_jax.data import arrays, channels, image_files, subsets, tfds
 from hypersphere_jax.data.source import Source
 
 logger = logging.getLogger("hypersphere_jax")
@@ -29,10 +28,8 @@ NAMED = {
 DEFAULT_RECIPE = "stl10"
 EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
 RANDOM_BITS_COUNT = 50_000  # like CIFAR-10's training images
-RANDOM_BITS_SIZE = 32
-# Functions of other folders that open files, because imports go down.
-READERS = {".mat": "hypersphere_jax.depth.nyu:open_mat"}
-SUFFIXES = (".npz", ".npy", ".zip", *READERS)
+SUFFIXES = (".npz", ".npy", ".zip", ".mat")
+OPEN_MAT = "hypersphere_jax.depth.nyu:open_mat"  # resolved on use, because imports go down
 DEFAULT_FOLDS = 10  # without splits, one of them is the test split
 
 
@@ -75,9 +72,8 @@ def load(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
     whole = _open(config, cache_dir)
     train, test = _split(whole, config)
     train = _subset(train, config)
-    require(len(train) > 0, f"no training image is left of {whole.origin}")
     pretrain = whole.pretrain
-    if whole.pretrain is whole.train or config.classes is not None:
+    if pretrain is whole.train or config.classes is not None:
         pretrain = train
     elif train is not whole.train:
         unlabeled = np.flatnonzero(pretrain.labels < 0)
@@ -99,13 +95,12 @@ def load_raw_splits(config: DataConfig) -> tuple[Source, Source | None]:
 
 
 def located(config: DataConfig) -> dict[str, str | None]:
-    """Return name and folders of the data with absolute paths."""
-    found = {"data": config.data, "data_dir": config.data_dir, "classes": config.classes}
-    for name, path in found.items():
-        is_named = name == "data" and (config.source is not None or not _is_path(config.data))
-        if path is not None and not is_named:
-            found[name] = str(Path(path).expanduser().resolve())
-    return found
+    """Return the folders and files of the data with absolute paths."""
+    found = {"data_dir": config.data_dir, "classes": config.classes}
+    if config.source is None and _is_path(config.data):
+        found["data"] = config.data
+    paths = {name: path for name, path in found.items() if path is not None}
+    return {name: str(Path(path).expanduser().resolve()) for name, path in paths.items()}
 
 
 def _open(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
@@ -119,67 +114,59 @@ def _open(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
         return config.source.value
     name = config.data
     recipe = NAMED.get(name, DEFAULT_RECIPE)
-    path = None
-    if _is_path(name):
-        path = Path(name).expanduser()
-    if config.data_dir is not None:
-        require(
-            path is None and name not in EMBEDDED,
-            f"data_dir= is the folder of a data set by name, and data={name} does not need it",
-        )
-        folder = Path(config.data_dir).expanduser()
-        if folder.suffix.lower() in SUFFIXES or image_files.is_image_tree(folder):
-            path = folder
+    path = _path(config)
     if path is not None:
-        if path.suffix.lower() == ".mat":
+        require(path.exists(), f"no file or folder {path}")
+        suffix = path.suffix.lower()
+        if suffix == ".mat":
             recipe = NAMED["nyu_depth_v2"]
-        train, test = _open_path(path, config, cache_dir)
+            train, test = pkgutil.resolve_name(OPEN_MAT)(path)
+        elif suffix in (".npz", ".npy") or (path / "train_images.npy").is_file():
+            train, test = arrays.open_arrays(path)
+        else:
+            train, test = image_files.open_image_files(path, cache_dir)
     elif name == "digits":
         train, test = arrays.digits()
     elif name == "random_bits":
-        options = (RANDOM_BITS_COUNT, config.bits, RANDOM_BITS_SIZE, config.subset_seed)
-        train, test = (synthetic.RandomBits(*options, part) for part in (0, 1))
+        options = {"n": RANDOM_BITS_COUNT, "k": config.bits, "seed": config.subset_seed}
+        train, test = (channels.random_bits(**options, part=part) for part in (0, 1))
     else:
-        return Dataset(*_open_tfds(name, config.data_dir), recipe)
+        try:
+            return Dataset(*tfds.open_tfds(name, config.data_dir), recipe)
+        except tfds.NotPrepared as error:
+            hint = "" if name in NAMED else did_you_mean(name, NAMED)
+            raise UserError(f"{error}{hint}") from error
     return Dataset(train, test, train, recipe)
 
 
-def _open_path(
-    path: Path, config: DataConfig, cache_dir: Path | None
-) -> tuple[Source, Source | None]:
-    """Open a file, or a folder of image files or arrays."""
-    require(path.exists(), f"no file or folder {path}")
-    suffix = path.suffix.lower()
-    if suffix in READERS:
-        return pkgutil.resolve_name(READERS[suffix])(path)
-    if suffix in (".npz", ".npy") or (path / "train_images.npy").is_file():
-        return arrays.open_arrays(path)
-    return image_files.open_image_files(path, config.bad_images, cache_dir, _classes(config))
-
-
-def _open_tfds(name: str, data_dir: str | None) -> tuple[Source, Source, Source]:
-    try:
-        return tfds.open_tfds(name, data_dir)
-    except tfds.NotPrepared as error:
-        root = tfds.data_root(data_dir)
-        if name in NAMED or (root / name).exists():
-            raise
-        hint = did_you_mean(name, NAMED) or "; see `data list` and `data prepare`"
-        message = f"no file or folder {name}, and no data set of that name in {root}{hint}"
-        raise UserError(message) from error
+def _path(config: DataConfig) -> Path | None:
+    """Return the file or folder of the images, or None for a data set by name."""
+    is_path = _is_path(config.data)
+    if config.data_dir is None:
+        return Path(config.data).expanduser() if is_path else None
+    require(
+        not is_path and config.data not in EMBEDDED,
+        f"data_dir= is the folder of a data set by name, and data={config.data} does not need it",
+    )
+    folder = Path(config.data_dir).expanduser()
+    is_images = folder.suffix.lower() in SUFFIXES or image_files.is_image_tree(folder)
+    return folder if is_images else None
 
 
 def _split(whole: Dataset, config: DataConfig) -> tuple[Source, Source | None]:
-    """Return the training and the test part: a fold, or the splits of the data."""
-    train = _of_classes(whole.train, config)
+    """Return the chosen classes of the training and the test part: a fold, or the splits."""
+    train = whole.train
+    test = whole.test
+    if config.classes is not None:
+        names = image_files.read_classes(Path(config.classes).expanduser())
+        train = subsets.by_class(train, names)
+        if test is not None:
+            test = subsets.by_class(test, names)
     layout = getattr(whole.train, "layout", "")  # only image files without splits have one
     folds = config.folds
     if layout and folds == 1:
         folds = min(DEFAULT_FOLDS, len(train))
     if folds == 1:
-        test = whole.test
-        if test is not None:
-            test = _of_classes(test, config)
         return train, test
     part, held_out = subsets.fold(train, folds, config.fold, config.subset_seed)
     if layout:
@@ -189,18 +176,6 @@ def _split(whole: Dataset, config: DataConfig) -> tuple[Source, Source | None]:
             *(whole.origin, layout, f"{len(part):,}", f"{len(held_out):,}", config.fold, folds),
         )
     return part, held_out
-
-
-def _of_classes(source: Source, config: DataConfig) -> Source:
-    names = _classes(config)
-    return source if names is None else subsets.by_class(source, names)
-
-
-def _classes(config: DataConfig) -> tuple[str, ...] | None:
-    """Return the names of the classes to keep, or None to keep all."""
-    if config.classes is None:
-        return None
-    return image_files.read_classes(Path(config.classes).expanduser())
 
 
 def _subset(source: Source, config: DataConfig) -> Source:
@@ -218,9 +193,9 @@ def _subset(source: Source, config: DataConfig) -> Source:
 def _convert(source: Source, config: DataConfig, part: int) -> Source:
     """Convert the channels of a split, and add random bits, which differ between parts."""
     if config.channels is not None:
-        source = with_channels(source, config.channels)
+        source = channels.with_channels(source, config.channels)
     if config.extra_channels:
-        source = synthetic.with_bits(source, config.bits, config.subset_seed, part)
+        source = channels.with_bits(source, config.bits, config.subset_seed, part)
     return source
 
 

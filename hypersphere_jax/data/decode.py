@@ -27,9 +27,7 @@ def decode(data: bytes, mode: str = "RGB") -> np.ndarray:
     Raises:
       Exception: nearly any type, for a damaged file or another format.
     """
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with _open(io.BytesIO(data)) as image:
         return pixels(image, mode)
 
 
@@ -37,24 +35,18 @@ def pixels(image: "Image.Image", mode: str = "RGB") -> np.ndarray:
     """Convert a Pillow image to uint8 `[h, w, c]`; see `decode`."""
     from PIL import Image
 
-    _check_size(image)
     is_16_bit = image.mode.startswith("I;16")
     if is_16_bit or (image.mode == "I" and image.format in ("PNG", "PPM")):
         gray = np.asarray(image).astype(np.int32)
         image = Image.fromarray(((gray + 128) // 257).astype(np.uint8))
     if image.mode not in (mode, *CONVERTIBLE):
         raise ValueError(f"has pixels of Pillow's mode {image.mode!r}, not 8-bit colors")
-    if image.mode != mode:
-        image = image.convert(mode)
-    return np.atleast_3d(np.array(image))
+    return np.atleast_3d(np.array(image.convert(mode)))
 
 
 def image_size(stream: BinaryIO) -> tuple[int, int]:
     """Return height and width from the header of an image file; raises like `decode`."""
-    from PIL import Image
-
-    with Image.open(stream, formats=FORMATS) as image:
-        _check_size(image)
+    with _open(stream) as image:
         return image.height, image.width
 
 
@@ -65,8 +57,12 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _check_size(image: "Image.Image") -> None:
-    """Raise ValueError for an image that is too large, before its pixels are decoded."""
+def _open(stream: BinaryIO) -> "Image.Image":
+    """Open an image file of one of the formats, unless it is too large to decode."""
+    from PIL import Image
+
+    image = Image.open(stream, formats=FORMATS)
     if image.width * image.height > MAX_PIXELS:
         size = f"{image.width} x {image.height} pixels"
         raise ValueError(f"has {size}, more than {MAX_PIXELS:,} in all; scale it down")
+    return image

@@ -1,24 +1,17 @@
 """Description of a source: sizes, classes, channel statistics, and the speed of reading."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing.pool import ThreadPool
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.data.source import Shape, Source, UnreadableImage
-
-
-class _Moments(NamedTuple):
-    """Moments of one image."""
-
-    shape: Shape
-    sums: np.ndarray  # float64 [3, c]: number of pixels, sums, and sums of squares
-    is_gray: bool
 
 
 def describe(
@@ -36,10 +29,9 @@ def describe(
       track: passes items through and shows the progress.
 
     Returns:
-      `n`, `unlabeled` and `class_counts` of all images. The others are about the images that were
-      read: the counts `read` and `unreadable`, the `smallest` and `largest` shape by area, `mean`
-      and `std` of each channel over all pixels with values in [0, 1], `is_gray` (all channels are
-      equal), and `images_per_s` by all threads.
+      `n`, `unlabeled` and `class_counts` of all images. Of the images that were read: the counts
+      `read` and `unreadable`, the `smallest` and `largest` shape by size, `mean` and `std` of each
+      channel with values in [0, 1], `is_gray`, and `images_per_s` by all threads.
 
     Raises:
       UserError: for images with different numbers of channels, or if none can be read.
@@ -58,10 +50,10 @@ def describe(
                 found.append(result)
     seconds = time.perf_counter() - started
     require(bool(found), f"no image of {source.origin} can be read")
-    shapes = sorted({m.shape for m in found}, key=lambda shape: (shape[0] * shape[1], shape))
-    channels = sorted({shape[2] for shape in shapes})
-    require(len(channels) == 1, f"images of {source.origin} have {channels} channels")
-    pixels, sums, squares = np.sum([m.sums for m in found], axis=0)
+    shapes = sorted({shape for shape, _, _ in found})
+    channels = {shape[2] for shape in shapes}
+    require(len(channels) == 1, f"images of {source.origin} have {sorted(channels)} channels")
+    pixels, sums, squares = np.sum([moments for _, moments, _ in found], axis=0)
     mean = sums / pixels
     std = np.sqrt(np.maximum(squares / pixels - mean**2, 0))
     labels = source.labels
@@ -72,17 +64,17 @@ def describe(
         "unlabeled": int(np.sum(labels < 0)),
         "read": len(found),
         "unreadable": len(bad.reasons),
-        "smallest": shapes[0],
-        "largest": shapes[-1],
+        "smallest": min(shapes, key=math.prod),
+        "largest": max(shapes, key=math.prod),
         "mean": (mean / 255).tolist(),
         "std": (std / 255).tolist(),
         "images_per_s": count / seconds,
-        "is_gray": all(m.is_gray for m in found),
+        "is_gray": all(is_gray for _, _, is_gray in found),
     }
 
 
-def _moments(source: Source, index: int) -> _Moments | str:
-    """Return the moments of an image, or the reason why it cannot be read."""
+def _moments(source: Source, index: int) -> tuple[Shape, np.ndarray, bool] | str:
+    """Return shape, moments (float64 `[3, c]`) and whether an image is gray, or why it is bad."""
     try:
         image = source[index]["image"]
     except UnreadableImage as error:
@@ -90,5 +82,5 @@ def _moments(source: Source, index: int) -> _Moments | str:
     # Sums of squared bytes are exact in 64 bits.
     values = image.reshape(-1, image.shape[-1]).astype(np.int64)
     pixels = np.full(image.shape[2], len(values))
-    sums = np.stack([pixels, values.sum(0), (values**2).sum(0)]).astype(float)
-    return _Moments(image.shape, sums, bool((image == image[..., :1]).all()))
+    moments = np.stack([pixels, values.sum(0), (values**2).sum(0)]).astype(float)
+    return image.shape, moments, bool((image == image[..., :1]).all())

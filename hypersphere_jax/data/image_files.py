@@ -1,25 +1,22 @@
 """Image files as a source, in a folder or a zip file."""
 
+import contextlib
 import functools
 import hashlib
-import logging
 import time
-from collections.abc import Iterable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import numpy as np
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.decode import decode, image_size, reason
-from hypersphere_jax.data.layouts import THREADS, TRAIN, Archive, Folder, Listing, find_splits, nfc
+from hypersphere_jax.data.layouts import TRAIN, Folder, Listing, find_splits, nfc
 from hypersphere_jax.data.source import Sample, UnreadableImage
-from hypersphere_jax.data.subsets import check_classes, first_few
+from hypersphere_jax.data.subsets import check_classes
 from hypersphere_jax.utils import caches
 from hypersphere_jax.utils.files import open_file
-
-logger = logging.getLogger("hypersphere_jax")
 
 # The fingerprint of a larger folder contains the content of this number of files only.
 DIGEST_BYTES = 2**28
@@ -29,25 +26,11 @@ DIGEST_FILES = 500
 class ImageFiles:
     """Images of a listing, with the labels of their class folders.
 
-    Files are in the order of their names, as in torchvision's ImageFolder.
-
-    Args:
-      listing: the files. Its `layout` becomes an attribute.
-      class_names: names of the classes, in the order of their labels.
-      on_bad: for empty files: "error", or "skip" to log them.
-      cache_dir: folder that keeps the shape of the images.
-
-    Raises:
-      UserError: for empty files.
+    Files are in the order of their names, as in torchvision's ImageFolder. `cache_dir` keeps the
+    shape of the images.
     """
 
-    def __init__(
-        self,
-        listing: Listing,
-        class_names: tuple[str, ...],
-        on_bad: Literal["error", "skip"] = "error",
-        cache_dir: Path | None = None,
-    ):
+    def __init__(self, listing: Listing, class_names: tuple[str, ...], cache_dir: Path | None):
         import PIL  # noqa: F401  fails here rather than for each image
 
         self._place = listing.place
@@ -57,33 +40,27 @@ class ImageFiles:
         self.layout = listing.layout
         self.class_names = class_names
         # Files of inner folders come last, as in torchvision.
-        self._images = sorted(
-            listing.images, key=lambda image: (nfc(image.name).rpartition("/"), image.name)
-        )
+        self._images = sorted(listing.images, key=lambda name: (nfc(name).rpartition("/"), name))
         self.labels = np.full(len(self._images), -1, np.int32)
         if listing.classes:
             label_of = {name: label for label, name in enumerate(class_names)}
-            folders = [image.name.partition("/")[0] for image in self._images]
-            self.labels[:] = [label_of[nfc(folder)] for folder in folders]
-        if unreadable := [image.name for image in self._images if not image.size]:
-            files = f"{len(unreadable)} empty or unreadable files: {first_few(unreadable)}"
-            message = f"{self.origin} contains {files}"
-            require(on_bad == "skip", f"{message}; remove them, or pass bad_images=skip")
-            logger.warning("%s", message)
+            folders = [nfc(name.partition("/")[0]) for name in self._images]
+            self.labels[:] = [label_of[folder] for folder in folders]
 
     def __len__(self) -> int:
         return len(self._images)
 
     def __getitem__(self, i: int) -> Sample:
         try:
-            image = decode(self._read(i))
+            with self._open(i) as stream:
+                image = decode(stream.read())
         except Exception as error:  # damaged files raise many types
             raise UnreadableImage(f"{self.file(i)}: {reason(error)}") from error
         return {"image": image, "label": int(self.labels[i]), "file": self.file(i)}
 
     def file(self, i: int) -> str:
         """Return the path of an image, through its zip file if it is in one."""
-        return f"{self._place.path}/{self._prefix}{self._images[i].name}"
+        return f"{self._place.path}/{self._prefix}{self._images[i]}"
 
     @functools.cached_property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -94,16 +71,13 @@ class ImageFiles:
         if cached := caches.read(file):
             return tuple(cached[0].tolist())
         started = time.monotonic()
-        sizes: set[tuple[int, int] | None] = set()
-        threads = THREADS
-        if isinstance(self._place, Archive):  # its readers would wait for each other
-            threads = 1
-        with ThreadPool(threads) as pool:
+        sizes = set()
+        with ThreadPool(self._place.readers) as pool:
             for size in pool.imap_unordered(self._image_size, range(len(self)), chunksize=16):
                 sizes.add(size)
                 if len(sizes - {None}) > 1:
                     return None
-        shapes = [(*size, 3) for size in sizes - {None}]
+        shapes = [(*size, 3) for size in sizes if size is not None]
         if not shapes:
             return None
         if None not in sizes:  # an unreadable image may be repaired
@@ -113,77 +87,58 @@ class ImageFiles:
     @functools.cached_property
     def digest(self) -> str:
         """Fingerprint of names, sizes and contents; in a large folder of some contents."""
+        files = self._place.files
+        about = [files[self._prefix + name] for name in self._images]
         parts: list[str | bytes] = [repr(self.class_names)]
-        parts += [f"{nfc(name)}\0{size}\0{checksum}\0" for name, size, checksum in self._images]
-        if isinstance(self._place, Folder):
+        for name, (size, checksum) in zip(self._images, about, strict=True):
+            parts.append(f"{nfc(name)}\0{size}\0{checksum}\0")
+        if isinstance(self._place, Folder):  # without checksums
             step = 1
-            if sum(image.size for image in self._images) > DIGEST_BYTES:
+            if sum(size for size, _ in about) > DIGEST_BYTES:
                 step = max(1, len(self) // DIGEST_FILES)
-            with ThreadPool(THREADS) as pool:
+            with ThreadPool(self._place.readers) as pool:
                 parts += pool.map(self._content_digest, range(0, len(self), step))
         return caches.fingerprint(*parts)
 
     def _open(self, i: int) -> IO[bytes]:
-        return self._place.open(self._prefix + self._images[i].name)
-
-    def _read(self, i: int) -> bytes:
-        with self._open(i) as stream:
-            return stream.read()
+        return self._place.open(self._prefix + self._images[i])
 
     def _content_digest(self, i: int) -> bytes:
-        try:
-            return hashlib.sha256(self._read(i)).digest()
-        except Exception:  # reported when the image is decoded
-            return b""
+        with contextlib.suppress(Exception), self._open(i) as stream:
+            return hashlib.sha256(stream.read()).digest()
+        return b""  # the error is reported when the image is decoded
 
     def _image_size(self, i: int) -> tuple[int, int] | None:
-        try:
-            with self._open(i) as stream:
-                return image_size(stream)
-        except Exception:  # reported when the image is decoded
-            return None
+        with contextlib.suppress(Exception), self._open(i) as stream:
+            return image_size(stream)
+        return None  # the error is reported when the image is decoded
 
 
 def open_image_files(
-    root: Path,
-    on_bad: Literal["error", "skip"] = "error",
-    cache_dir: Path | None = None,
-    classes: Iterable[str] | None = None,
+    root: Path, cache_dir: Path | None = None
 ) -> tuple[ImageFiles, ImageFiles | None]:
-    """Open the training and the test split of a folder or zip file, with the same labels.
+    """Open the training and the test split, if any, of a folder or zip file, with the same labels.
 
-    Args:
-      root: the folder or zip file.
-      on_bad: see `ImageFiles`.
-      cache_dir: see `ImageFiles`.
-      classes: names of the classes to open. Defaults to all.
-
-    Returns:
-      The splits. The test split is None if there is none. Data without splits are returned as the
-      training split, with a `layout`.
+    Data without splits are returned as the training split, with a `layout`.
     """
     try:
         train, test = find_splits(root)
     except OSError as error:
         raise UserError(f"{root} cannot be read: {error}") from error
-    if classes is not None:
-        wanted = set(map(nfc, classes))
-        train = train.of_classes(wanted)
-        test = test and test.of_classes(wanted)
     names = tuple(sorted(train.classes))
-    train_images = ImageFiles(train, names, on_bad, cache_dir)
+    train_images = ImageFiles(train, names, cache_dir)
     if test is None:
         return train_images, None
     check_classes(test.classes, names, f"{train.origin} (unlike {test.origin})")
-    return train_images, ImageFiles(test, names, on_bad, cache_dir)
+    return train_images, ImageFiles(test, names, cache_dir)
 
 
 def is_image_tree(root: Path) -> bool:
     """Return whether a path looks like a zip file, or a folder with a training split of images."""
     if root.suffix.lower() == ".zip":
         return root.is_file()
-    places = [path for path in root.glob("[tT][rR][aA][iI][nN]*") if path.stem.lower() in TRAIN]
-    return any(path.is_dir() or path.suffix.lower() == ".zip" for path in places)
+    splits = [path for path in root.glob("*") if path.stem.lower() in TRAIN]
+    return any(path.is_dir() or path.suffix.lower() == ".zip" for path in splits)
 
 
 def read_classes(path: Path) -> tuple[str, ...]:

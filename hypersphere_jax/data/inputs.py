@@ -96,29 +96,24 @@ def as_labels(labels: Any, n: int, name: str) -> Labels:
     """
     if isinstance(labels, list | tuple):
         shape: tuple = (len(labels),)
-        values: Any = labels
     else:
-        values = as_numpy(labels)
-        shape = values.shape
+        labels = as_numpy(labels)
+        shape = labels.shape
     require(shape == (n,), f"{name}: expected {n} integers or strings, got shape {shape}")
-    rows = np.arange(n)  # position in `values` of each label
-    if isinstance(values, np.ndarray):
-        if values.dtype.kind in "biufSU":
-            values, rows = np.unique(values, return_inverse=True)
-        values = values.tolist()
+    if isinstance(labels, np.ndarray):
+        labels = labels.tolist()
     plain = []
-    for position, value in enumerate(values):
+    for number, label in enumerate(labels):
         try:
-            plain.append(plain_label(value))
+            plain.append(_plain(label))
         except ValueError as error:
-            item = np.argmax(rows == position)
-            raise UserError(f"item {item} of {name}: {error}") from error
-    classes = _sorted_classes({value for value in plain if value not in (None, -1)}, name)
+            raise UserError(f"item {number} of {name}: {error}") from error
+    classes = _sorted_classes({label for label in plain if label not in (None, -1)}, name)
     ids = {label: number for number, label in enumerate(classes)}
-    return Labels(np.array([ids.get(value, -1) for value in plain], np.int32)[rows], classes)
+    return Labels(np.array([ids.get(label, -1) for label in plain], np.int32), classes)
 
 
-def plain_label(label: Any) -> int | str | None:
+def _plain(label: Any) -> int | str | None:
     """Return a label as an int, a str, or None; ValueError for anything else."""
     if hasattr(label, "__array__") and as_numpy(label).size == 1:
         label = as_numpy(label).item()
@@ -179,18 +174,13 @@ def _as_uint8(array: np.ndarray) -> np.ndarray:
 
     if array.dtype == bool:
         return array * np.uint8(255)
-    if jnp.issubdtype(array.dtype, jnp.integer):
-        _check_range(array, 255)
-        return array.astype(np.uint8)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
+    maximum = 255
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        maximum = 1
+        if array.dtype.itemsize < 4:
+            array = array.astype(np.float32)
+    elif not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"has dtype {array.dtype}, not uint8 or floats from 0 to 1")
-    if array.dtype.itemsize < 4:
-        array = array.astype(np.float32)
-    _check_range(array, 1)
-    return np.rint(255 * array).astype(np.uint8)
-
-
-def _check_range(array: np.ndarray, maximum: int) -> None:
     low = array.min()
     high = array.max()
     if not (low >= 0 and high <= maximum):  # also true for NaN
@@ -198,6 +188,7 @@ def _check_range(array: np.ndarray, maximum: int) -> None:
             f"has {array.dtype} values from {low:g} to {high:g}, not 0 to {maximum}: scale them, "
             "or convert them to uint8 (0 to 255)"
         )
+    return np.rint(255 // maximum * array).astype(np.uint8)
 
 
 def read_image(image: Any) -> np.ndarray:

@@ -32,74 +32,63 @@ UTF8_FLAG = 0x800  # bit of a zip file's member with a UTF-8 name
 nfc = functools.partial(unicodedata.normalize, "NFC")
 
 
-class File(NamedTuple):
-    """A file below a folder or in a zip file."""
-
-    name: str
-    size: int  # bytes; 0 if the file cannot be read
-    checksum: int  # CRC-32 in a zip file, 0 in a folder
-
-
 class Folder:
-    """The files in and below a folder."""
+    """The files in and below a folder. Links are followed, except to folders above."""
+
+    readers = THREADS
 
     def __init__(self, path: Path):
         self.path = os.path.abspath(path)
 
-    def files(self) -> list[File]:
-        """List the files. Links are followed, except to folders above."""
-        names: list[str] = []
-        for path, folders, found in os.walk(self.path, onerror=_raise, followlinks=True):
+    @functools.cached_property
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Names, with the size in bytes and, in place of a checksum, 0."""
+        paths: list[str] = []
+        for path, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
             folders[:] = [
                 name for name in folders if not (_is_junk(name) or _is_loop(f"{path}/{name}"))
             ]
-            names += [f"{path}/{name}" for name in found if not _is_junk(name)]
+            paths += [f"{path}/{name}" for name in names if not _is_junk(name)]
         with ThreadPool(THREADS) as pool:
-            sizes = pool.map(_size, names)
+            sizes = pool.map(_size, paths)
         start = len(self.path.rstrip("/")) + 1
-        return [File(name[start:], size, 0) for name, size in zip(names, sizes, strict=True)]
+        return {path[start:]: (size, 0) for path, size in zip(paths, sizes, strict=True)}
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a listed file."""
+        """Open a file."""
         return open_file(f"{self.path}/{name}")
 
 
 class Archive:
     """The files in a zip file."""
 
-    def __init__(self, path: Path):
-        self.path = os.path.abspath(path)
-        self._modified = os.stat(path).st_mtime_ns
+    readers = 1  # others would wait for each other
 
-    def files(self) -> list[File]:
-        """List the files."""
-        return [
-            File(name, member.file_size, member.CRC)
-            for name, member in self._open()[1].items()
+    def __init__(self, path: Path | str):
+        self.path = os.path.abspath(path)
+        open_file(path).close()  # refuses pipes
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except Exception as error:  # a damaged directory raises many types
+            message = f"{path} is not a complete zip file ({error})"
+            raise UserError(f"{message}; pass a folder or a zip file of images") from error
+        self._members = {_member_name(member): member for member in self._archive.infolist()}
+
+    def __reduce__(self) -> tuple:
+        return Archive, (self.path,)
+
+    @functools.cached_property
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Names, with the size in bytes and the checksum."""
+        return {
+            name: (member.file_size, member.CRC)
+            for name, member in self._members.items()
             if not name.endswith("/") and not any(map(_is_junk, name.split("/")))
-        ]
+        }
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a listed file."""
-        archive, members = self._open()
-        return archive.open(members[name])
-
-    def _open(self) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
-        return _open_zip(self.path, self._modified, os.getpid())
-
-
-@functools.lru_cache(maxsize=64)
-def _open_zip(
-    path: str, modified: int, process: int
-) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
-    """Open a zip file once per process and modification, and return its members by name."""
-    open_file(path).close()  # refuses pipes
-    try:
-        archive = zipfile.ZipFile(path)
-    except Exception as error:  # a damaged directory raises many types
-        message = f"{path} is not a complete zip file ({error}); copy or download it again"
-        raise UserError(message) from error
-    return archive, {_member_name(member): member for member in archive.infolist()}
+        """Open a file."""
+        return self._archive.open(self._members[name])
 
 
 def _member_name(member: zipfile.ZipInfo) -> str:
@@ -115,8 +104,8 @@ class Listing(NamedTuple):
     """The images of a split, or all images of data without splits."""
 
     place: Folder | Archive
-    prefix: str  # start of the names of the files in `place`
-    images: list[File]  # with names below the prefix: CLASS/file or file
+    prefix: str  # start of the names in `place`
+    images: list[str]  # names below the prefix: CLASS/file or file
     classes: set[str]  # names of the class folders in the form NFC; empty without labels
     layout: str = ""  # interpretation of data without splits
 
@@ -124,13 +113,6 @@ class Listing(NamedTuple):
     def origin(self) -> str:
         """Path of the folder of the images, through the zip file if they are in one."""
         return f"{self.place.path}/{self.prefix}".rstrip("/")
-
-    def of_classes(self, names: set[str]) -> "Listing":
-        """Leave out the images of other classes."""
-        if not self.classes:
-            return self
-        images = [file for file in self.images if nfc(file.name.partition("/")[0]) in names]
-        return self._replace(images=images, classes=self.classes & names)
 
 
 def find_splits(root: Path) -> tuple[Listing, Listing | None]:
@@ -142,20 +124,18 @@ def find_splits(root: Path) -> tuple[Listing, Listing | None]:
     Raises:
       UserError: without images, or if splits cannot be distinguished from classes.
     """
-    is_zip = root.is_file() and (root.suffix.lower() == ".zip" or zipfile.is_zipfile(root))
-    require(is_zip or root.is_dir(), f"{root} is neither a folder nor a zip file of images")
-    place = Archive(root) if is_zip else Folder(root)
-    files = place.files()
-    splits = _splits_in(place, files)
+    require(root.is_file() or root.is_dir(), f"{root} is neither a folder nor a zip file of images")
+    place = Archive(root) if root.is_file() else Folder(root)
+    splits = _splits_in(place)
     if "" in splits:
         return splits[""], None
     for path in sorted(root.glob("*.[zZ][iI][pP]")):
         name = path.stem.lower()
         if name in TRAIN + TEST:
             archive = Archive(path)
-            inside = archive.files()
-            splits[name] = _splits_in(archive, inside).get(name) or _split(archive, "", inside)
-    require(bool(splits), f"{root} contains no images ({_kinds(files)}); {LAYOUTS}")
+            splits[name] = _splits_in(archive).get(name) or _split(archive, "")
+    kinds = _other_kinds(place.files)
+    require(bool(splits), f"{root} contains no images ({kinds or 'no files'}); {LAYOUTS}")
     train = [splits[name] for name in TRAIN if name in splits]
     test = [splits[name] for name in TEST if name in splits]
     require(bool(train), f"{root} has no split 'train', only {', '.join(splits)}; {LAYOUTS}")
@@ -163,19 +143,19 @@ def find_splits(root: Path) -> tuple[Listing, Listing | None]:
     return train[0], next(iter(with_classes or test), None)
 
 
-def _splits_in(place: Folder | Archive, files: list[File]) -> dict[str, Listing]:
+def _splits_in(place: Folder | Archive) -> dict[str, Listing]:
     """Return the splits by their names in lower case, or data without splits under the name ""."""
-    images = [file for file in files if is_image(file.name)]
+    images = [name for name in place.files if is_image(name)]
     if not images:
         return {}
-    if len(images) < len(files):
-        logger.warning("%s: ignored files that are not images (%s)", place.path, _kinds(files))
+    if kinds := _other_kinds(place.files):
+        logger.warning("%s: ignored files that are not images (%s)", place.path, kinds)
     base = _common_folder(images)
     folders = _folders(_below(images, base))
     names = {name.lower(): name for name in sorted(folders) if name.lower() in TRAIN + TEST}
     if not names:
         return {"": _without_splits(place, base, _below(images, base))}
-    splits = {name: _split(place, f"{base}{names[name]}/", files) for name in names}
+    splits = {name: _split(place, f"{base}{names[name]}/") for name in names}
     beside = sorted(folders - set(names.values()))
     flat = [name for name in TRAIN if name in splits and not splits[name].classes]
     require(
@@ -186,69 +166,60 @@ def _splits_in(place: Folder | Archive, files: list[File]) -> dict[str, Listing]
     return splits
 
 
-def _split(place: Folder | Archive, prefix: str, files: list[File]) -> Listing:
+def _split(place: Folder | Archive, prefix: str) -> Listing:
     """List a split: its folders are classes, and images outside of them are ignored."""
-    images = [file for file in _below(files, prefix) if is_image(file.name)]
+    names = _below(place.files, prefix)
+    images = [name for name in names if is_image(name)]
     classes = _folders(images)
     if classes:
-        images = [file for file in images if "/" in file.name]
-        if empty := sorted(_folders(_below(files, prefix)) - classes):
-            folders = ", ".join(empty[:3])
-            logger.warning(
-                "%s: left out %d class folders without images (%s)", place.path, len(empty), folders
-            )
+        images = [name for name in images if "/" in name]
+        if empty := sorted(_folders(names) - classes):
+            message = "%s: left out %d class folders without images (%s)"
+            logger.warning(message, place.path, len(empty), ", ".join(empty[:3]))
     return Listing(place, prefix, images, set(map(nfc, classes)))
 
 
-def _without_splits(place: Folder | Archive, prefix: str, images: list[File]) -> Listing:
+def _without_splits(place: Folder | Archive, prefix: str, images: list[str]) -> Listing:
     """List data without splits.
 
     Folders are classes if each contains images itself, and no image is outside of them.
     """
     folders = _folders(images)
-    classes = set(map(nfc, folders))
-    outside = [file.name for file in images if "/" not in file.name]
-    nested = folders - {file.name.rpartition("/")[0] for file in images}
-    if folders and not outside and not nested:
-        return Listing(place, prefix, images, classes, f"{len(classes):,} classes, a folder each")
+    outside = {name for name in images if "/" not in name}
+    nested = folders - {name.rpartition("/")[0] for name in images}
+    if not (outside or nested):
+        layout = f"{len(folders):,} classes, a folder each"
+        return Listing(place, prefix, images, set(map(nfc, folders)), layout)
     layout = "images without labels"
-    if folders and outside:
-        layout += f" (no class folders: {min(outside)} is in none)"
-    elif nested:
-        layout += f" (no class folders: {min(nested)} contains only folders)"
+    if folders:
+        layout += f" (no class folders, because of {min(outside | nested)})"
     return Listing(place, prefix, images, set(), layout)
 
 
-def _common_folder(images: list[File]) -> str:
+def _common_folder(images: list[str]) -> str:
     """Return the folder that contains all images, or the folder above a split."""
-    parents = {file.name.rpartition("/")[0] for file in images}
-    kept = []
-    for part in posixpath.commonpath(parents).split("/"):
+    parts: list[str] = []
+    for part in posixpath.commonpath([posixpath.dirname(name) for name in images]).split("/"):
         if part.lower() in ("", *TRAIN, *TEST):
             break
-        kept.append(f"{part}/")
-    return "".join(kept)
+        parts.append(f"{part}/")
+    return "".join(parts)
 
 
-def _below(files: Iterable[File], prefix: str) -> list[File]:
-    """Return the files below a folder, with names relative to it."""
-    return [
-        file._replace(name=file.name.removeprefix(prefix))
-        for file in files
-        if file.name.startswith(prefix)
-    ]
+def _below(names: Iterable[str], prefix: str) -> list[str]:
+    """Return the names below a folder, relative to it."""
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
-def _folders(files: Iterable[File]) -> set[str]:
+def _folders(names: Iterable[str]) -> set[str]:
     """Return the first folder of each name that has one."""
-    return {file.name.partition("/")[0] for file in files if "/" in file.name}
+    return {name.partition("/")[0] for name in names if "/" in name}
 
 
-def _kinds(files: list[File]) -> str:
+def _other_kinds(names: Iterable[str]) -> str:
     """Return the extensions of files that are not images, such as ".heic, .txt"."""
-    names = [file.name for file in files if not is_image(file.name)]
-    kinds = collections.Counter(Path(name).suffix.lower() or "other" for name in names)
-    return ", ".join(kind for kind, _ in kinds.most_common(5)) or "no files"
+    others = [Path(name).suffix.lower() or "other" for name in names if not is_image(name)]
+    return ", ".join(kind for kind, _ in collections.Counter(others).most_common(5))
 
 
 def is_image(name: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
 from hypersphere_jax.utils import caches
 
@@ -35,11 +35,7 @@ class Batch(NamedTuple):
 
 
 class BadImages:
-    """Counts and logs the unreadable images of a source.
-
-    Attributes:
-      reasons: why an image cannot be read, by index.
-    """
+    """The unreadable images of a source: `reasons` by index. Each is logged once."""
 
     def __init__(self, source: Source, on_bad: Literal["error", "skip"]):
         self.reasons: dict[int, str] = {}
@@ -47,11 +43,7 @@ class BadImages:
         self._on_bad = on_bad
 
     def report(self, reasons: Mapping[int, str]) -> None:
-        """Log each image once.
-
-        Raises:
-          UserError: for the first image if unreadable images are errors, otherwise for too many.
-        """
+        """Log images; UserError for the first one with on_bad="error", otherwise for too many."""
         for index, why in reasons.items():
             require(
                 self._on_bad == "skip",
@@ -62,8 +54,8 @@ class BadImages:
                 logger.warning("%s; skipped (%d so far)", why, len(self.reasons))
         count = len(self.reasons)
         n = len(self._source)
-        message = f"{count} of the {n} images of {self._source.origin} cannot be read"
-        require(count <= MAX_BAD_SHARE * n, message)
+        origin = self._source.origin
+        require(count <= MAX_BAD_SHARE * n, f"{count} of the {n} images of {origin} cannot be read")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,19 +94,13 @@ def stream(
       rows: the rows of each batch to read. Positions are those in the whole batch.
       workers: number of processes that read; 0 for threads of this process.
     """
-    load = _LoadBatch(source, order, rows, prepare, replace)
-    iterator = _read_ahead(load, steps, workers)
+    iterator = _read_ahead(_LoadBatch(source, order, rows, prepare, replace), steps, workers)
     try:
         for batch, reasons in iterator:
             bad.report(reasons)
             if workers:  # the arrays are in shared memory, which Grain reuses
                 batch = tuple(map(np.array, batch))
             yield Batch(*batch)
-    except RuntimeError as error:
-        if "Worker process" not in str(error):
-            raise
-        message = "a process that reads images ended, perhaps for lack of memory; lower workers="
-        raise UserError(message) from error
     finally:
         iterator.close()
         del iterator
@@ -168,29 +154,23 @@ class _LoadBatch:
     replace: bool
 
     def __call__(self, step: int) -> tuple[tuple[np.ndarray, ...] | None, dict[int, str]]:
-        wanted = self.order(step)
-        images = []
-        labels = []
-        indices = []
+        order = self.order(step)
+        samples = []
         reasons: dict[int, str] = {}
-        for position in np.arange(len(wanted))[self.rows].tolist():
-            sample, missing = read(self.source, int(wanted[position]))
+        for position in np.arange(len(order))[self.rows].tolist():
+            sample, missing = read(self.source, int(order[position]))
             reasons |= missing
             if not sample:
                 return None, reasons
-            image = sample["image"]
             if self.prepare is not None:
-                image = self.prepare(image, step, position)
-            label = sample["label"]
-            index = sample["index"]
+                sample["image"] = self.prepare(sample["image"], step, position)
             if missing and not self.replace:
-                label = -1
-                index = -1
-            images.append(image)
-            labels.append(label)
-            indices.append(index)
-        batch = (np.stack(images), np.array(labels, np.int32), np.array(indices, np.int32))
-        return batch, reasons
+                sample |= {"label": -1, "index": -1}
+            samples.append(sample)
+        images = np.stack([sample["image"] for sample in samples])
+        labels = np.array([sample["label"] for sample in samples], np.int32)
+        indices = np.array([sample["index"] for sample in samples], np.int32)
+        return (images, labels, indices), reasons
 
 
 def read(source: Source, index: int) -> tuple[dict[str, Any], dict[int, str]]:
@@ -218,13 +198,8 @@ def in_memory(
 ) -> Arrays:
     """Decode all images of a source, which have one size, into memory.
 
-    Unreadable images are replaced as in `stream`.
-
-    Args:
-      source: the images.
-      bad: receives the unreadable images.
-      cache_dir: folder that keeps the decoded images.
-      track: passes items through and shows the progress.
+    Unreadable images are reported to `bad` and replaced as in `stream`. `cache_dir` keeps the
+    decoded images, and `track` passes items through and shows the progress.
     """
     if isinstance(source, Arrays):
         return source

@@ -1,7 +1,6 @@
 """Sources: images with labels, by index. `Arrays` is a source of arrays in memory."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
@@ -29,14 +28,10 @@ class Source(Protocol):
     """Images with labels, by index.
 
     An index always returns the same sample. A source can be pickled, and read from any thread.
-
-    Attributes:
-      class_names: names of the labels 0, 1, …; empty for unlabeled images.
-      origin: name of the source in messages.
     """
 
-    class_names: tuple[str, ...]
-    origin: str
+    class_names: tuple[str, ...]  # names of the labels 0, 1, …; empty for unlabeled images
+    origin: str  # name of the source in messages
 
     def __len__(self) -> int: ...
 
@@ -94,51 +89,6 @@ class Arrays:
     @functools.cached_property
     def digest(self) -> str:
         return fingerprint(repr(self.images.shape), self.images, self.labels)
-
-
-class ChangedImages:
-    """A source with the labels of another source, and a function of its images.
-
-    Args:
-      source: the other source.
-      change: (index, image) -> image; can be pickled.
-      channels: number of channels after the change.
-      what: the change in messages.
-      key: the change in the fingerprint.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        change: Callable[[int, np.ndarray], np.ndarray],
-        channels: int | None,
-        what: str,
-        key: str,
-    ):
-        self.source = source
-        self.class_names = source.class_names
-        self.origin = f"{source.origin} {what}"
-        self.image_shape: Shape | None = None
-        if source.image_shape is not None and channels is not None:
-            self.image_shape = (*source.image_shape[:2], channels)
-        self._change = change
-        self._key = key
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, i: int) -> Sample:
-        i = range(len(self))[i]
-        sample = self.source[i]
-        return {**sample, "image": self._change(i, sample["image"])}
-
-    @property
-    def labels(self) -> np.ndarray:
-        return self.source.labels
-
-    @property
-    def digest(self) -> str:
-        return fingerprint(f"{self.source.digest} {self._key}")
 
 
 def name_classes(*sources: Any, names: tuple[str, ...] = ()) -> None:

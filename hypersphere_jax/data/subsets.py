@@ -222,15 +222,7 @@ def check_classes(names: Iterable[str], known: Iterable[str], origin: str) -> No
     """Raise UserError for an unknown name, with a similar known one."""
     if unknown := sorted(set(names) - set(known)):
         hint = did_you_mean(unknown[0], known)
-        raise UserError(f"{origin} lacks the classes {first_few(unknown)}{hint}")
-
-
-def first_few(names: Sequence[str]) -> str:
-    """Return the first three names and the number of others."""
-    listed = ", ".join(map(repr, names[:3]))
-    if len(names) > 3:
-        listed += f" and {len(names) - 3:,} more"
-    return listed
+        raise UserError(f"{origin} lacks {len(unknown)} classes, such as {unknown[0]!r}{hint}")
 
 
 def _labeled_by_class(source: Source) -> dict[int, np.ndarray]:

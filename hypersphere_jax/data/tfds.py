@@ -36,11 +36,8 @@ class NotPrepared(UserError):
 class TfdsSource:
     """One split of a prepared data set; gray images are `[h, w, 1]`.
 
-    A sample also contains the other features, such as `depth` of nyu_depth_v2.
-
-    Args:
-      folder: folder of a version, see `find_prepared`.
-      split: name of the split.
+    A sample also contains the other features, such as `depth` of nyu_depth_v2. The folder is that
+    of a version, see `find_prepared`.
     """
 
     def __init__(self, folder: Path, split: str):
@@ -52,12 +49,10 @@ class TfdsSource:
         features = builder.info.features
         self._image = _feature_name(features, tfds.features.Image, "image")
         self._label = _feature_name(features, tfds.features.ClassLabel, "label")
-        require(
-            self._image is not None and features[self._image].np_dtype == np.uint8,
-            f"{folder}: needs one uint8 image feature, has {features}",
-        )
-        is_image = {name: isinstance(features[name], tfds.features.Image) for name in features}
-        encoded = {name: tfds.decode.SkipDecoding() for name in features if is_image[name]}
+        is_found = self._image is not None and features[self._image].np_dtype == np.uint8
+        require(is_found, f"{folder}: needs one uint8 image feature, has {features}")
+        images = [name for name in features if isinstance(features[name], tfds.features.Image)]
+        encoded = dict.fromkeys(images, tfds.decode.SkipDecoding())
         self._records = builder.as_data_source(split, decoders=encoded)
         self._shards = builder.info.splits[split].file_instructions
         missing = [s.filename for s in self._shards if not Path(s.filename).is_file()]
@@ -121,28 +116,27 @@ def open_tfds(name: str, data_dir: Path | str | None = None) -> tuple[Source, So
     The test split is `test`, or `validation` if `test` is missing or has no labels (imagenet2012),
     otherwise a tenth of each class of `train`. The pretraining split is the training split with the
     images of `unlabelled`, if that exists (stl10).
+    """
+    folder, splits = find_prepared(name, data_dir)
+    require("train" in splits, f"{folder} has no split 'train', only {', '.join(splits)}")
+    train: Source = TfdsSource(folder, "train")
+    others = [TfdsSource(folder, split) for split in ("test", "validation") if split in splits]
+    labeled = [source for source in others if not train.class_names or source[0]["label"] >= 0]
+    if labeled:
+        test: Source = labeled[0]
+    else:
+        train, test = fold(train, folds=10, number=0, seed=0)
+    if "unlabelled" not in splits:
+        return train, test, train
+    return train, test, Concatenated([train, TfdsSource(folder, "unlabelled")])
+
+
+def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, list[str]]:
+    """Return the folder of a prepared data set and its splits.
 
     Args:
       name: name in TFDS's notation: `cifar10`, `name/config`, `stl10:1.0.0`.
       data_dir: folder of prepared data sets. Defaults to TFDS's own.
-    """
-    folder, splits = find_prepared(name, data_dir)
-    require("train" in splits, f"{folder} has no split 'train', only {', '.join(splits)}")
-    whole = TfdsSource(folder, "train")
-    others = [TfdsSource(folder, split) for split in ("test", "validation") if split in splits]
-    labeled = [source for source in others if not whole.class_names or source[0]["label"] >= 0]
-    train: Source = whole
-    test: Source | None = next(iter(labeled), None)
-    if test is None:
-        train, test = fold(whole, folds=10, number=0, seed=0)
-    unlabeled = [split for split in splits if split in ("unlabelled", "unlabeled")]
-    if not unlabeled:
-        return train, test, train
-    return train, test, Concatenated([train, TfdsSource(folder, unlabeled[0])])
-
-
-def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, list[str]]:
-    """Return the folder of a prepared data set, in its newest version by default, and its splits.
 
     Raises:
       NotPrepared: for a data set that must be prepared first.
@@ -157,30 +151,27 @@ def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, 
 
     root = data_root(data_dir)
     command = f"`{program()} data prepare {name} --data-dir {root}`"
-    try:
-        with record_error_context():
-            folder = _find_builder_dir(name, data_dir=str(root))
-    except Exception:  # TFDS documents no common type
-        folder = None
+    folder = None
+    with contextlib.suppress(Exception), record_error_context():  # without a common type
+        folder = _find_builder_dir(name, data_dir=str(root))
     if folder is None:
-        message = f"{name} is not prepared in {root}: run {command}"
+        advice = "or name the folder of its images with data_dir="
         if (root / name).is_dir():
-            raise NotPrepared(f"{message}, or name a config as {name}/CONFIG")
-        raise NotPrepared(f"{message}, or name the folder of its images with data_dir=")
-    builder = _open_builder(Path(folder))
-    formats = [available.value for available in builder.info.available_file_formats()]
+            advice = f"or name a config as {name}/CONFIG"
+        message = f"{name} is neither a file or folder nor prepared in {root}: run {command}"
+        raise NotPrepared(f"{message}, {advice}")
+    info = _open_builder(Path(folder)).info
+    formats = [available.value for available in info.available_file_formats()]
     if FORMAT not in formats:
-        message = f"{builder.data_path} is prepared as {', '.join(formats)}, not as {FORMAT}"
+        message = f"{folder} is prepared as {', '.join(formats)}, not as {FORMAT}"
         raise NotPrepared(f"{message}: move it away, then run {command}")
-    return Path(builder.data_path), sorted(builder.info.splits)
+    return Path(folder), sorted(info.splits)
 
 
 def prepare(name: str, data_dir: Path | str | None = None) -> Path:
     """Download and prepare a data set unless it is prepared already, and return its folder."""
-    try:
+    with contextlib.suppress(NotPrepared):
         return find_prepared(name, data_dir)[0]
-    except NotPrepared:
-        pass
     needed = f"preparing {name} needs TensorFlow: pip install -r requirements-prepare.txt"
     require(importlib.util.find_spec("tensorflow") is not None, needed)
     import tensorflow_datasets as tfds
@@ -204,14 +195,10 @@ def _open_builder(folder: Path) -> Any:
     """Return TFDS's builder of a folder, unless that would run code of others.
 
     TFDS imports the modules of all classes that `features.json` names.
-
-    Raises:
-      UserError: for damaged JSON, and for classes from other packages than TFDS.
     """
     import tensorflow_datasets as tfds
 
     advice = f"move {folder} away, then prepare the data set again"
-    read_json(folder / "dataset_info.json", ("name", "version"), advice)
     file = folder / "features.json"
     for name in _class_names(read_json(file, advice=advice)):
         message = f"{file} names {name!r}, which is not a class of TensorFlow Datasets: {advice}"
@@ -231,9 +218,8 @@ def _class_names(value: Any) -> Iterator[str]:
         for item in value:
             yield from _class_names(item)
     elif isinstance(value, dict):
-        for key, item in value.items():
-            if key in CLASS_KEYS and isinstance(item, str):
-                yield item
+        yield from (value[key] for key in CLASS_KEYS if isinstance(value.get(key), str))
+        for item in value.values():
             yield from _class_names(item)
 
 
@@ -242,6 +228,4 @@ def _feature_name(features: Any, kind: type, default: str) -> str | None:
     names = [name for name, feature in features.items() if type(feature) is kind]
     if default in names:
         return default
-    if len(names) == 1:
-        return names[0]
-    return None
+    return names[0] if len(names) == 1 else None

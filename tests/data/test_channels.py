@@ -6,20 +6,9 @@ from data_cases import encoded, equal, picture, write
 from PIL import Image
 
 from hypersphere_jax import augment, data
-from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError
+from hypersphere_jax.configs import DataConfig, UserError
 from hypersphere_jax.data.channels import as_channels, with_channels
-from hypersphere_jax.data.custom import Items
-from hypersphere_jax.training.resolve import resolve
-
-
-@pytest.fixture
-def mixed(tmp_path, rng):
-    """Return a folder of gray and RGB images of two classes, in two sizes."""
-    tree = {}
-    for i in range(20):
-        mode = "L" if i % 3 else "RGB"
-        tree[f"{'ab'[i % 2]}/{i}.png"] = encoded(picture(rng, w=9 + i % 4, mode=mode))
-    return write(tmp_path / "mixed", tree)
+from hypersphere_jax.data.custom import as_source
 
 
 def test_gray_is_pillows_luma_and_rgb_repeats_gray(rng):
@@ -28,11 +17,16 @@ def test_gray_is_pillows_luma_and_rgb_repeats_gray(rng):
     equal(as_channels(colors, 1), gray)
     equal(as_channels(np.stack([colors] * 2), 1), np.stack([gray] * 2))
     equal(as_channels(gray, 3), np.repeat(gray, 3, axis=-1))
-    equal(as_channels(as_channels(gray, 3), 1), gray)
 
 
-def test_channels_of_a_folder(mixed):
-    plain, gray, colors = (data.load(DataConfig(str(mixed), channels=n)) for n in (None, 1, 3))
+def test_channels_of_a_folder(tmp_path, rng):
+    """Gray and RGB images in several sizes."""
+    modes = ("L", "RGB")
+    pictures = {
+        f"{i % 2}/{i}.png": picture(rng, w=9 + i % 4, mode=modes[i // 10]) for i in range(20)
+    }
+    write(tmp_path, {name: encoded(image) for name, image in pictures.items()})
+    plain, gray, colors = (data.load(DataConfig(str(tmp_path), channels=n)) for n in (None, 1, 3))
     for part in (0, 1):
         equal(gray[part].labels, plain[part].labels)
         for i in range(len(plain[part])):
@@ -40,24 +34,20 @@ def test_channels_of_a_folder(mixed):
             equal(colors[part][i]["image"], plain[part][i]["image"])
     assert gray.pretrain is gray.train
     assert len({plain.digest(), gray.digest(), colors.digest()}) == 3
-    config = PretrainConfig(data=str(mixed), channels=1, image_size=8)
-    assert resolve(config, gray).in_channels == 1
-    assert resolve(config.replace(channels=3), colors).in_channels == 3
 
 
 def test_arrays_with_this_number_of_channels_stay_as_they_are():
     digits = data.load(DataConfig(channels=1))
-    assert isinstance(digits.train, data.Arrays)
     assert digits.digest() == data.load(DataConfig()).digest()
-    assert data.load(DataConfig(channels=3)).train[0]["image"].shape == (8, 8, 3)
+    assert data.load(DataConfig(channels=3)).train.image_shape == (8, 8, 3)
 
 
 def test_other_numbers_of_channels_are_refused():
     with pytest.raises(UserError, match="channels"):
         data.load(DataConfig("random_bits", bits=2, channels=1))
-    items = Items([np.zeros((2, 2, 4), np.uint8)], np.zeros(1, int), 4, "mine")
+    several = as_source([np.zeros((2, 2, 4), np.uint8), np.zeros((3, 2, 4), np.uint8)])
     with pytest.raises(UserError, match="channels"):
-        with_channels(items, 1)[0]
+        with_channels(several, 1)[0]
 
 
 def test_recipes_of_gray_images_have_no_colors():

@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import shutil
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,8 +22,8 @@ TRAIN = ["ant/1.webp", "cat/a.PNG", "cat/b.jpg", "cat/zz.png", "cat/z/c.png", "d
 TEST = ["ant/a.bmp", "cat/a.png", "dog/a.png"]
 
 
-def train_split(root, on_bad="error"):
-    return open_image_files(root, on_bad=on_bad)[0]
+def train_split(root):
+    return open_image_files(root)[0]
 
 
 @pytest.fixture(params=["folder", "stored", "deflated", "wrapped", "zip per split"])
@@ -58,23 +57,13 @@ def test_order_and_labels_follow_torchvisions_image_folder(place, tree):
         equal(images(pool.map(copy.__getitem__, range(6))), images(train))
 
 
-def test_splits_have_the_classes_of_the_training_split(folder):
-    shutil.rmtree(folder / "test/cat")
-    assert open_image_files(folder)[1].labels.tolist() == [0, 2]
-    (folder / "test/dog").rename(folder / "test/cow")
-    with pytest.raises(UserError, match="cow"):
-        open_image_files(folder)
-
-
 def test_broken_links_are_unreadable_and_loops_end(folder):
     cat = folder / "train" / "cat"
     (cat / "gone.png").symlink_to("nowhere.png")
     (cat / "self.png").symlink_to("self.png")
     (cat / "up").symlink_to("..")
     (cat / "z/again").symlink_to("../../cat")
-    with pytest.raises(UserError, match=r"gone\.png.*self\.png"):
-        train_split(folder)
-    source = train_split(folder, "skip")
+    source = train_split(folder)
     unreadable = []
     for i in range(len(source)):
         try:
@@ -125,9 +114,8 @@ def test_pixels_are_pillows_in_rgb(form, rng):
     data = encoded(picture(rng, mode=mode), kind)
     found = decode(data)
     equal(found, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
-    assert found.shape == (9, 12, 3)
     assert found.flags.writeable
-    assert image_size(io.BytesIO(data)) == (9, 12)
+    assert image_size(io.BytesIO(data)) == found.shape[:2] == (9, 12)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("PNG", "<u2"), ("PPM", "<u2"), ("TIFF", ">u2")])
@@ -145,8 +133,15 @@ def test_too_large_images_are_refused():
             read(data)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["empty", *KINDS])
 def test_damaged_images_are_unreadable(kind, folder, rng):
-    write(folder, {"train/ant/1.webp": encoded(picture(rng, 24, 31), kind)[:-60]})
+    data = b"" if kind == "empty" else encoded(picture(rng, 24, 31), kind)[:-60]
+    write(folder, {"train/ant/1.webp": data})
     with pytest.raises(UnreadableImage, match=r"ant/1\.webp"):
         train_split(folder)[0]
+
+
+def test_classes_of_the_test_split_must_be_in_the_training_split(folder):
+    (folder / "test/dog").rename(folder / "test/cow")
+    with pytest.raises(UserError, match="cow"):
+        open_image_files(folder)

@@ -7,7 +7,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from data_cases import encoded, equal, picture, write, zipped
+from data_cases import MacMember, encoded, equal, picture, write, zipped
 
 from hypersphere_jax.configs import DataConfig, UserError
 from hypersphere_jax.data import load
@@ -21,7 +21,7 @@ def files(names):
 
 
 def both_forms(place, tree):
-    return write(place / "set", tree), zipped(place / "set.zip", tree)
+    return write(place / "set [1]", tree), zipped(place / "set [1].zip", tree)
 
 
 def classes_by_file(root):
@@ -63,8 +63,7 @@ def test_images_in_other_layouts_have_no_labels(names, tmp_path):
 
 @pytest.mark.parametrize("start", ["", "mine/"])
 @pytest.mark.parametrize(
-    ("train", "test"),
-    [("train", "test"), ("TRAIN", "VAL"), ("Training", "Testing"), ("train", "validation")],
+    ("train", "test"), [("train", "test"), ("TRAIN", "VAL"), ("Training", "validation")]
 )
 def test_splits_with_and_without_classes(train, test, start, tmp_path):
     names = f"{start}{train}/{{}} {start}{test}/{{}} {start}README.txt"
@@ -109,9 +108,8 @@ def test_class_names_do_not_depend_on_the_system(tmp_path, form, separator):
     digests = []
     for root in (
         write(tmp_path / "folder", tree),
-        zipped(tmp_path / "flag.zip", archive),
-        zipped(tmp_path / "macos.zip", {f"./{name}": data for name, data in archive.items()}),
-        zipped(tmp_path / "noflag.zip", archive, encoding="utf-8"),
+        zipped(tmp_path / "flag.zip", {f"./{name}": data for name, data in archive.items()}),
+        zipped(tmp_path / "noflag.zip", archive, member=MacMember),
     ):
         source, _ = open_image_files(root)
         assert source.class_names == tuple(sorted(SCRIPTS))
@@ -119,7 +117,7 @@ def test_class_names_do_not_depend_on_the_system(tmp_path, form, separator):
         kept = by_class(source, [unicodedata.normalize("NFD", "é"), "zebra"])
         assert kept.class_names == ("zebra", "é")
         digests.append(source.digest)
-    assert len(set(digests[1:])) == 1
+    assert digests[1] == digests[2]
 
 
 @pytest.mark.parametrize(
@@ -159,13 +157,3 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path, rng):
 def test_data_with_a_training_split_have_no_other_test_split(tmp_path):
     root = write(tmp_path, {"train/1.png": b"x"})
     assert load(DataConfig(str(root))).test is None
-
-
-def test_selected_classes_are_independent_of_the_others(tmp_path, rng):
-    """The test split may contain more classes, and other classes empty files."""
-    image = encoded(picture(rng), "PNG")
-    names = ("train/cat/1.png", "train/dog/1.png", "test/cat/1.png", "test/owl/1.png")
-    write(tmp_path, dict.fromkeys(names, image) | {"train/dog/2.png": b"", "names.txt": b"cat"})
-    dataset = load(DataConfig(str(tmp_path), classes=str(tmp_path / "names.txt")))
-    assert dataset.train.class_names == ("cat",)
-    assert len(dataset.train) == len(dataset.test) == 1
