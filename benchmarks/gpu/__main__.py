@@ -4,9 +4,6 @@ import os
 import sys
 import threading
 
-# PyTorch runs on the same card.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
 import tyro
 
 from benchmarks.gpu import encoders, losses, parity, steps, suite
@@ -31,8 +28,7 @@ def main() -> None:
     try:
         check.run()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ class Tests(Check):
     """
 
     minutes: float = 6
-    workers: int = 8
-    """Test processes that share the card."""
+    workers: int = 8  # Test processes that share the card
 
     def run(self) -> None:
         record = Record("tests", self)
