@@ -36,8 +36,8 @@ def run(
       figures: Folder for a figure of each loss. Defaults to none.
       rounds: Rounds to measure, after one that compiles.
     """
-    unknown = set(losses) - set(LOSSES)
-    require(not unknown, f"losses={', '.join(unknown)}: must be of {', '.join(LOSSES)}")
+    for name in losses:
+        require(name in LOSSES, f"losses={name}: must be one of {', '.join(LOSSES)}")
     require(min(sizes) >= 2, f"sizes={min(sizes)}: must be at least 2")
     rows = []
     for name in losses:

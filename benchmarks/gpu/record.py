@@ -1,5 +1,6 @@
 """Options and results of a GPU check."""
 
+import atexit
 import dataclasses
 import os
 import re
@@ -55,8 +56,8 @@ class Record:
             "cores": os.cpu_count(),
         }
         self.save()
-        self._folder = tempfile.TemporaryDirectory(prefix="gpu-check-")
-        self.runs_dir = self._folder.name
+        self.runs_dir = tempfile.mkdtemp(prefix="gpu-check-")
+        atexit.register(shutil.rmtree, self.runs_dir, ignore_errors=True)
 
     @property
     def seconds_left(self) -> float:
