@@ -1,7 +1,6 @@
 """Data pipelines: their share of a training step, next to PyTorch's DataLoader."""
 
 import functools
-import importlib.util
 import time
 from collections.abc import Callable, Generator
 from typing import Any
@@ -9,15 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.options import DataOptions
-from benchmarks.timing import compared, show, take_turns
-from hypersphere_jax.configs import DataConfig, PretrainConfig
-from hypersphere_jax.configs.base import section
+from benchmarks.timing import HAS_TORCH, Stepper, compared, show, take_turns
+from hypersphere_jax.configs import PretrainConfig, require
 from hypersphere_jax.training import distributed
 from hypersphere_jax.training.batches import device_batches
-from hypersphere_jax.training.hparams import scalars_of
-from hypersphere_jax.training.setup import RunSetup, initial_state, set_up
-from hypersphere_jax.training.step import make_step_of
+from hypersphere_jax.training.setup import RunSetup, set_up
 
 WARM_UP = 3  # steps that fill the queues
 EXTRA = 4  # batches read ahead, so that no pipeline ends before the last step
@@ -27,52 +22,63 @@ augmented in the step, on the device.
 """.strip()
 
 
-def run(options: DataOptions) -> list[dict[str, Any]]:
-    """Time steps with resident images, streamed images, and PyTorch's DataLoader."""
-    config = PretrainConfig(
-        **vars(section(options, DataConfig)),
-        model=options.model,
-        image_size=options.image_size,
-        batch_size=options.batch_size,
-        devices=1,
+def run(
+    data: str = "digits",
+    data_dir: str | None = None,
+    model: str = "small_alexnet",
+    image_size: int = 32,
+    batch_size: int = 64,
+    workers: tuple[int, ...] = (0, 2),
+    steps: int = 10,
+    rounds: int = 2,
+) -> list[dict[str, Any]]:
+    """Data pipelines: their share of a training step, compared with PyTorch's DataLoader.
+
+    Args:
+      data: Data set, as in `pretrain`.
+      data_dir: Folder of a data set given by name.
+      model: Network.
+      image_size: Side of the images that enter the network, in pixels.
+      batch_size: Positive pairs in a batch.
+      workers: Numbers of reading processes; 0 reads in threads.
+      steps: Steps to measure in each round.
+      rounds: Rounds to measure, after one that compiles.
+    """
+    require(steps >= 1, f"steps={steps}: must be at least 1")
+    setup = set_up(
+        PretrainConfig(
+            data=data,
+            data_dir=data_dir,
+            model=model,
+            image_size=image_size,
+            batch_size=batch_size,
+            devices=1,
+        )
     )
-    setup = set_up(config)
     source = setup.dataset.pretrain
+    has_one_size = source.image_shape is not None
     pipelines: dict[str, Callable[[], Generator]] = {}
-    if source.image_shape is not None:
-        pipelines["resident"] = functools.partial(read, setup, 0, True, options.steps)
-    for workers in options.workers:
-        streamed = functools.partial(read, setup, workers, False, options.steps)
-        pipelines[f"streamed, {workers} workers"] = streamed
-        if source.image_shape is not None and importlib.util.find_spec("torch") is not None:
-            loaded = functools.partial(load_with_torch, source, options.batch_size, workers)
-            pipelines[f"DataLoader, {workers} workers"] = loaded
-    train_step = make_train_step(setup)
+    if has_one_size:
+        pipelines["resident"] = functools.partial(read, setup, 0, True, steps)
+    for count in workers:
+        streamed = functools.partial(read, setup, count, False, steps)
+        pipelines[f"streamed, {count} workers"] = streamed
+        if has_one_size and HAS_TORCH:
+            loaded = functools.partial(load_with_torch, source, batch_size, count)
+            pipelines[f"DataLoader, {count} workers"] = loaded
+    stepper = Stepper(setup)
     waits: dict[str, list[float]] = {name: [] for name in pipelines}
     forms = {
-        name: functools.partial(loop, train_step, options.steps, pipeline, waits[name])
+        name: functools.partial(loop, stepper, steps, pipeline, waits[name])
         for name, pipeline in pipelines.items()
     }
-    times = take_turns(forms, options.rounds, measure=lambda form: form())
-    rows = compared(times, next(iter(pipelines)))
+    rows = compared(take_turns(forms, rounds, measure=lambda form: form()), next(iter(forms)))
     for row in rows:
         row["wait ms"] = 1e3 * float(np.median(waits[row["form"]][1:]))
         row["wait %"] = 100 * row["wait ms"] / row["ms"]
-        row["pairs/s"] = 1e3 * options.batch_size / row["ms"]
-    title = f"{options.data}, {options.model}, {options.batch_size} pairs"
-    show(f"{title} of {options.image_size} pixels", rows, NOTE)
+        row["pairs/s"] = 1e3 * batch_size / row["ms"]
+    show(f"{data}, {model}, {batch_size} pairs of {image_size} pixels", rows, NOTE)
     return rows
-
-
-def make_train_step(setup: RunSetup) -> Callable[[tuple], Any]:
-    """Return a function that takes a step on a batch, always from the first state, and waits."""
-    apply, state, key = initial_state(setup)
-    cropped = setup.dataset.pretrain.image_shape is None
-    step = make_step_of(setup.config, apply, 1000, axis_name=distributed.AXIS, cropped=cropped)
-    mapped = distributed.pmap(step, setup.devices)
-    state = distributed.replicate(state, setup.devices)
-    fixed = distributed.replicate((key, scalars_of(setup.config)), setup.devices)
-    return lambda batch: jax.block_until_ready(mapped(state, *batch, *fixed))
 
 
 def read(setup: RunSetup, workers: int, resident: bool, steps: int) -> Generator[tuple]:
@@ -83,7 +89,7 @@ def read(setup: RunSetup, workers: int, resident: bool, steps: int) -> Generator
 
 
 def load_with_torch(source: Any, batch_size: int, workers: int) -> Generator[tuple]:
-    """Yield the same batches, read by PyTorch's DataLoader."""
+    """Yield batches of the same size, read by PyTorch's DataLoader."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader(
@@ -108,19 +114,19 @@ def stack_images(samples: list[dict]) -> np.ndarray:
 
 
 def loop(
-    train_step: Callable, steps: int, pipeline: Callable[[], Generator], waits: list[float]
+    stepper: Stepper, steps: int, pipeline: Callable[[], Generator], waits: list[float]
 ) -> float:
     """Return the mean seconds of a step after the warm-up, and append its mean wait to `waits`."""
     batches = pipeline()
     for _ in range(WARM_UP):
-        train_step(next(batches))
+        jax.block_until_ready(stepper(*next(batches)))
     waited = 0.0
     started = time.perf_counter()
     for _ in range(steps):
         before = time.perf_counter()
         batch = next(batches)
         waited += time.perf_counter() - before
-        train_step(batch)
+        jax.block_until_ready(stepper(*batch))
     seconds = time.perf_counter() - started
     batches.close()
     waits.append(waited / steps)

@@ -17,7 +17,6 @@ import numpy as np
 
 import hypersphere_jax
 
-OURS, DENSE, TORCH = "hypersphere_jax", "dense JAX", "PyTorch"
 TAU = 0.5
 JAX = types.SimpleNamespace(
     arange=jnp.arange,
@@ -89,31 +88,21 @@ class Loss:
     linear: float  # products with memory linear in n, where softmax logits are computed twice
     kept: float  # products if the n x n logits are kept between value and gradient
 
-    def flops(self, form: str, n: int, dim: int) -> float:
-        """Return the FLOP of the products that a form cannot avoid."""
-        products = self.linear if form == OURS else self.kept
-        return 2 * n * n * dim * products
-
 
 # Half of symmetric logits is enough. Uniformity needs one pass, because its sum scales all
 # gradients equally. NT-Xent and balanced have 2n points, whose products are four times as large;
 # unit vectors need only NT-Xent's similarity "dot".
+_contrastive = functools.partial(hypersphere_jax.contrastive_loss, tau=TAU)
+_dcl = functools.partial(hypersphere_jax.dcl_loss, tau=TAU)
+_nt_xent = functools.partial(hypersphere_jax.nt_xent_loss, similarity="dot", tau=TAU)
+_info_nce = functools.partial(hypersphere_jax.info_nce_loss, tau=TAU)
 LOSSES = {
     "uniform": Loss(hypersphere_jax.uniform_loss, dense_uniform, 1, 1, 1.5, 1.5),
-    "contrastive": Loss(
-        functools.partial(hypersphere_jax.contrastive_loss, tau=TAU), dense_contrastive, 2, 2, 4, 3
-    ),
-    "dcl": Loss(functools.partial(hypersphere_jax.dcl_loss, tau=TAU), dense_dcl, 2, 2, 4, 3),
-    "nt_xent": Loss(
-        functools.partial(hypersphere_jax.nt_xent_loss, similarity="dot", tau=TAU),
-        *(dense_nt_xent, 2, 2, 4 * 2, 4 * 1.5),
-    ),
-    "balanced": Loss(
-        hypersphere_jax.balanced_contrastive_loss, dense_balanced, 2, 2, 4 * 2, 4 * 1.5
-    ),
-    "info_nce": Loss(
-        functools.partial(hypersphere_jax.info_nce_loss, tau=TAU), dense_info_nce, 3, 1, 3, 2
-    ),
+    "contrastive": Loss(_contrastive, dense_contrastive, 2, 2, 4, 3),
+    "dcl": Loss(_dcl, dense_dcl, 2, 2, 4, 3),
+    "nt_xent": Loss(_nt_xent, dense_nt_xent, 2, 2, 8, 6),
+    "balanced": Loss(hypersphere_jax.balanced_contrastive_loss, dense_balanced, 2, 2, 8, 6),
+    "info_nce": Loss(_info_nce, dense_info_nce, 3, 1, 3, 2),
 }
 
 
@@ -131,24 +120,14 @@ def compile_gradient(function: Callable, loss: Loss, n: int, dim: int, dtype: st
     return jax.jit(gradient).lower(*[shape] * loss.inputs).compile()
 
 
-@functools.lru_cache(maxsize=2)  # callers read the memory of a program, then run it
-def compile_form(loss: Loss, form: str, n: int, dim: int) -> Any:
-    """Compile value and gradient of a form in JAX, with float32 products on all devices."""
-    function = loss.ours if form == OURS else functools.partial(loss.dense, JAX)
+def compile_dense(loss: Loss, n: int, dim: int) -> Any:
+    """Compile value and gradient of the dense form in JAX, with float32 products everywhere."""
     with jax.default_matmul_precision("highest"):
-        return compile_gradient(function, loss, n, dim, "float32")
+        return compile_gradient(functools.partial(loss.dense, JAX), loss, n, dim, "float32")
 
 
-def make_form(loss: Loss, form: str, arrays: Sequence[np.ndarray]) -> Callable[[], tuple]:
-    """Return a call without arguments that waits for value and gradients."""
-    if form == TORCH:
-        return _torch_form(loss, arrays)
-    program = compile_form(loss, form, *arrays[0].shape)
-    inputs = jax.device_put(list(arrays))
-    return lambda: jax.block_until_ready(program(*inputs))
-
-
-def _torch_form(loss: Loss, arrays: Sequence[np.ndarray]) -> Callable[[], tuple]:
+def torch_form(loss: Loss, arrays: Sequence[np.ndarray]) -> Callable[[], tuple]:
+    """Return a call without arguments that waits for value and gradients in PyTorch."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

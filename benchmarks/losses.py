@@ -1,25 +1,17 @@
 """Losses: time of value and gradient, and memory, next to dense JAX and PyTorch."""
 
-import importlib.util
-from collections.abc import Mapping, Sequence
+import functools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from benchmarks.loss_forms import (
-    DENSE,
-    LOSSES,
-    OURS,
-    TORCH,
-    compile_form,
-    make_form,
-    unit_vectors,
-)
-from benchmarks.options import LossesOptions
-from benchmarks.timing import matrix_product, median, ratio, show, take_turns
+from benchmarks.loss_forms import LOSSES, compile_dense, compile_gradient, torch_form, unit_vectors
+from benchmarks.timing import HAS_TORCH, compared, matrix_product, ratio, show, take_turns
+from hypersphere_jax.configs import require
 
-PRODUCT = "product"
+OURS, DENSE, TORCH, PRODUCT = "hypersphere_jax", "dense JAX", "PyTorch", "product"
 DENSE_LIMIT = 8192  # the largest n of the dense forms, whose memory grows as n^2
 NOTE = """
 relative: time relative to hypersphere_jax. % of peak: share of the speed of a matrix product,
@@ -28,58 +20,70 @@ that speed. temporaries: memory that XLA allocates in addition to inputs and res
 """.strip()
 
 
-def run(options: LossesOptions) -> list[dict[str, Any]]:
-    """Measure each loss at each size."""
-    multiply, product_flops = matrix_product()
+def run(
+    losses: tuple[str, ...] = tuple(LOSSES),
+    sizes: tuple[int, ...] = (1024, 2048, 4096, 8192),
+    dim: int = 128,
+    figures: str | None = None,
+    rounds: int = 5,
+) -> list[dict[str, Any]]:
+    """Value and gradient of the losses: time and memory, compared with dense JAX and PyTorch.
+
+    Args:
+      losses: Losses to measure.
+      sizes: Numbers of points n: pairs, or queries and negatives.
+      dim: Dimension of the points.
+      figures: Folder for a figure of each loss. Defaults to none.
+      rounds: Rounds to measure, after one that compiles.
+    """
+    for name in losses:
+        require(name in LOSSES, f"losses={name}: must be one of {', '.join(LOSSES)}")
+    require(min(sizes) >= 2, f"sizes={min(sizes)}: must be at least 2")
     rows = []
-    for name in options.losses:
+    for name in losses:
         of_loss = []
-        for n in options.sizes:
-            forms = [OURS]
-            if n <= DENSE_LIMIT:
-                forms += [DENSE, TORCH]
-            if importlib.util.find_spec("torch") is None:
-                forms = forms[:2]
-            of_loss += measure(name, n, forms, options, multiply, product_flops)
-            print(f"{name}, n = {n}: {of_loss[-len(forms)]['ms']:.4g} ms", flush=True)
-        title = f"{name}, value and gradient, d = {options.dim}"
+        for n in sizes:
+            of_loss += measure(name, n, dim, rounds)
+        title = f"{name}, value and gradient, d = {dim}"
         show(title, of_loss)
-        if options.figures is not None:
-            draw(title, of_loss, Path(options.figures, f"{name}.png"))
+        if figures is not None:
+            draw(title, of_loss, Path(figures, f"{name}.png"))
         rows += of_loss
     print(NOTE)
     return rows
 
 
-def measure(
-    name: str, n: int, forms: list[str], options: LossesOptions, multiply: Any, product_flops: float
-) -> list[dict[str, Any]]:
+def measure(name: str, n: int, dim: int, rounds: int) -> list[dict[str, Any]]:
     """Return a row per form of one loss at one size."""
     loss = LOSSES[name]
-    arrays = unit_vectors(loss.inputs, n, options.dim)
-    calls = {form: make_form(loss, form, arrays) for form in forms}
-    times = take_turns(calls | {PRODUCT: multiply}, options.rounds)
-    products = {form: loss.flops(form, n, options.dim) / product_flops for form in forms}
+    arrays = unit_vectors(loss.inputs, n, dim)
+    multiply, product_flops = matrix_product()
+    programs = {OURS: compile_gradient(loss.ours, loss, n, dim, "float32")}
+    if n <= DENSE_LIMIT:
+        programs[DENSE] = compile_dense(loss, n, dim)
+    inputs = jax.device_put(arrays)
+    calls = {form: functools.partial(program, *inputs) for form, program in programs.items()}
+    if n <= DENSE_LIMIT and HAS_TORCH:
+        calls[TORCH] = torch_form(loss, arrays)
+    times = take_turns(calls | {PRODUCT: multiply}, rounds)
+    product_ms = 1e3 * np.median(times[PRODUCT]) * 2 * n * n * dim / product_flops
     rows = []
-    for form in forms:
-        temporaries = None
-        if form != TORCH:
-            memory = compile_form(loss, form, n, options.dim).memory_analysis()
-            temporaries = memory.temp_size_in_bytes / 1e6
-        row = {
-            "n": n,
-            "form": form,
-            "ms": 1e3 * median(times[form]),
-            "relative": ratio(times, form, OURS),
-            "% of peak": 100 * products[form] * ratio(times, PRODUCT, form),
-            "limit ms": 1e3 * products[OURS] * median(times[PRODUCT]),
-            "temporaries MB": temporaries,
-        }
+    for row in compared(times, OURS):
+        form = row["form"]
+        if form == PRODUCT:
+            continue
+        needed = loss.linear if form == OURS else loss.kept
+        share = needed * 2 * n * n * dim / product_flops * ratio(times, PRODUCT, form)
+        row = {"n": n, **row, "% of peak": 100 * share, "limit ms": loss.linear * product_ms}
+        row["temporaries MB"] = None
+        if form in programs:
+            row["temporaries MB"] = programs[form].memory_analysis().temp_size_in_bytes / 1e6
         rows.append(row)
+    print(f"{name}, n = {n}: {rows[0]['ms']:.4g} ms", flush=True)
     return rows
 
 
-def draw(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def draw(title: str, rows: list[dict[str, Any]], path: Path) -> None:
     """Draw time and memory against n, one line per form."""
     from matplotlib.figure import Figure
 

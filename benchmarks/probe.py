@@ -5,9 +5,10 @@ import warnings
 from typing import Any
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
 
-from benchmarks.options import ProbeOptions
-from benchmarks.timing import median, ratio, show, take_turns
+from benchmarks.timing import ratio, show, take_turns
 from hypersphere_jax.evaluation.linear import linear_probe
 
 CLASSES = 10
@@ -17,29 +18,34 @@ COMPARED = 5000  # training rows of the comparison with scikit-learn
 OURS, SKLEARN = "hypersphere_jax", "scikit-learn"
 
 
-def run(options: ProbeOptions) -> list[dict[str, Any]]:
-    """Choose a penalty on held-out rows, then time fits at this penalty."""
-    arrays = random_features(options.n, TEST_ROWS, options.dim)
+def run(
+    n: int = 50_000, dim: int = 4096, folds: int | None = None, rounds: int = 2
+) -> list[dict[str, Any]]:
+    """Linear probe `lbfgs`: time of the whole, and of one fit compared with scikit-learn.
+
+    Args:
+      n: Training rows.
+      dim: Dimension of the features.
+      folds: Cross-validation folds. Defaults to one held-out part.
+      rounds: Rounds of the comparison, after one that compiles.
+    """
+    arrays = random_features(n, TEST_ROWS, dim)
     processor = time.process_time()
     started = time.perf_counter()
-    result = linear_probe(*arrays, num_classes=CLASSES, grid=PENALTIES, folds=options.folds)
+    result = linear_probe(*arrays, num_classes=CLASSES, grid=PENALTIES, folds=folds)
     seconds = time.perf_counter() - started
     processor = time.process_time() - processor
-    title = f"{options.n:,} x {options.dim:,} features, {len(PENALTIES)} penalties"
-    show(f"{title}: seconds", [{"all": seconds, "processor": processor}])
-    print(f"chosen: l2 = {result['chosen']['l2']:g}; test accuracy {result['top1']:.2f}%")
-    train_x, train_y, test_x, test_y = arrays
-    rows = slice(COMPARED)
-    return compare(train_x[rows], train_y[rows], test_x, test_y, result["chosen"]["l2"], options)
+    title = f"{n:,} x {dim:,} features, {len(PENALTIES)} penalties: seconds"
+    show(title, [{"all": seconds, "processor": processor}])
+    l2 = result["chosen"]["l2"]
+    print(f"chosen: l2 = {l2:g}; test accuracy {result['top1']:.2f}%")
+    return compare(arrays, l2, rounds)
 
 
-def compare(
-    train_x: Any, train_y: Any, test_x: Any, test_y: Any, l2: float, options: ProbeOptions
-) -> list[dict[str, Any]]:
-    """Fit and score with both libraries at the same minimum."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
+def compare(arrays: list[np.ndarray], l2: float, rounds: int) -> list[dict[str, Any]]:
+    """Fit the first rows and score with both libraries at the same minimum."""
+    train_x, train_y = (array[:COMPARED] for array in arrays[:2])
+    test_x, test_y = arrays[2:]
     scores = {}
 
     def ours() -> float:
@@ -54,11 +60,11 @@ def compare(
             warnings.simplefilter("ignore", ConvergenceWarning)
             scores[SKLEARN] = 100 * model.fit(train_x, train_y).score(test_x, test_y)
 
-    times = take_turns({OURS: ours, SKLEARN: scikit_learn}, options.rounds)
+    times = take_turns({OURS: ours, SKLEARN: scikit_learn}, rounds)
     rows = [
         {
             "form": form,
-            "s": median(times[form]),
+            "s": np.median(times[form]),
             "relative": ratio(times, form, OURS),
             "test accuracy": scores[form],
         }
@@ -79,7 +85,6 @@ def random_features(n: int, n_test: int, dim: int) -> list[np.ndarray]:
         y = rng.integers(CLASSES, size=rows)
         x = rng.standard_normal((rows, dim), dtype=np.float32)
         x *= deviations
-        for start in range(0, rows, 4096):  # without a second array of this size
-            x[start : start + 4096] += means[y[start : start + 4096]]
+        x += means[y]
         arrays += [x, y]
     return arrays

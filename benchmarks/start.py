@@ -7,19 +7,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import StartOptions
 from benchmarks.timing import ROOT, show
-from hypersphere_jax.configs import UserError
+from hypersphere_jax.configs import UserError, require
 
-DIGITS = {"digits, small_cnn": ()}
+DIGITS = {"digits, small_cnn": []}
 CIFAR10 = {
-    "cifar10, small_cnn": ("--data", "cifar10"),
-    "cifar10, small_alexnet": ("--data=cifar10", "--model=small_alexnet", "--batch-size=64"),
-    "cifar10, resnet18": ("--data=cifar10", "--model=resnet18", "--batch-size=64"),
+    "cifar10, small_cnn": ["--data=cifar10"],
+    "cifar10, small_alexnet": ["--data=cifar10", "--model=small_alexnet", "--batch-size=64"],
+    "cifar10, resnet18": ["--data=cifar10", "--model=resnet18", "--batch-size=64"],
 }
 NAME = "start"
 # Lines that `pretrain` prints on stderr.
@@ -31,33 +29,39 @@ Images were decoded before.
 """.strip()
 
 
-def run(options: StartOptions) -> list[dict[str, Any]]:
-    """Start each run in a new process, with an empty cache and then with the filled cache."""
-    commands: dict[str, Sequence[str]] = dict(DIGITS)
-    if options.data_dir is not None:
-        folder = os.path.abspath(os.path.expanduser(options.data_dir))
-        commands |= {name: (*flags, "--data-dir", folder) for name, flags in CIFAR10.items()}
+def run(data_dir: str | None = None, rounds: int = 3) -> list[dict[str, Any]]:
+    """Start of a run: seconds until the first step, with and without cached programs.
+
+    Args:
+      data_dir: Folder with CIFAR-10's train.zip and test.zip. Defaults to measuring digits only.
+      rounds: Rounds to measure.
+    """
+    require(rounds >= 1, f"rounds={rounds}: must be at least 1")
+    commands: dict[str, list[str]] = dict(DIGITS)
+    if data_dir is not None:
+        folder = Path(data_dir).expanduser().resolve()
+        commands |= {name: [*flags, f"--data-dir={folder}"] for name, flags in CIFAR10.items()}
     rows = []
     for name, flags in commands.items():
-        starts: dict[str, list[dict[str, float]]] = {"compiled": [], "cached": []}
+        compiled = []
+        cached = []
         with tempfile.TemporaryDirectory() as folder:
             if flags:
                 first_step(flags, Path(folder))  # decodes the images
-            for _ in range(options.rounds):
+            for _ in range(rounds):
                 shutil.rmtree(Path(folder, "cache", "compiled"), ignore_errors=True)
-                for times in starts.values():
-                    times.append(first_step(flags, Path(folder)))
-        for programs, times in starts.items():
+                compiled.append(first_step(flags, Path(folder)))
+                cached.append(first_step(flags, Path(folder)))
+        for programs, times in (("compiled", compiled), ("cached", cached)):
             medians = {stage: statistics.median(t[stage] for t in times) for stage in STAGES}
             rows.append({"run": name, "programs": programs, **medians})
-        cached = rows[-1]["first step"]
         for row in rows[-2:]:
-            row["relative"] = row["first step"] / cached
+            row["relative"] = row["first step"] / rows[-1]["first step"]
     show("From the command to the first step", rows, NOTE)
     return rows
 
 
-def first_step(flags: Sequence[str], folder: Path) -> dict[str, float]:
+def first_step(flags: list[str], folder: Path) -> dict[str, float]:
     """Start a run, kill it after its first step, and return the seconds until each stage.
 
     Raises:

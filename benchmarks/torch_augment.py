@@ -13,69 +13,48 @@ LUMA = (0.2989, 0.587, 0.114)  # as in torchvision
 CROP_TRIES = 10
 
 
-def two_views(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two random views, floats from 0 to 1, of uint8 images `[n, 3, h, w]`."""
-    images = images.float() / 255
-    return augment(images), augment(images)
-
-
 def augment(images: torch.Tensor) -> torch.Tensor:
-    """Return one random view of each image `[n, 3, h, w]` with values from 0 to 1."""
+    """Return one random view of each square image `[n, 3, s, s]` with values from 0 to 1."""
     images = random_resized_crop(images)
     images = torch.where(_chance(images, 0.5), images.flip(3), images)
     images = torch.where(_chance(images, 0.8), color_jitter(images), images)
     return torch.where(_chance(images, 0.2), grayscale(images), images)
 
 
-def random_resized_crop(
-    images: torch.Tensor, scale: tuple = (0.08, 1.0), ratio: tuple = (3 / 4, 4 / 3)
-) -> torch.Tensor:
-    """Crop a random rectangle of each image and resize it bilinearly to the image's size."""
-    n, _, height, width = images.shape
-    area = height * width * _uniform(images, n, CROP_TRIES, *scale)
-    aspect = _uniform(images, n, CROP_TRIES, *map(math.log, ratio)).exp()
-    crop_w = (area * aspect).sqrt().round()
-    crop_h = (area / aspect).sqrt().round()
+def random_resized_crop(images: torch.Tensor) -> torch.Tensor:
+    """Crop a random rectangle of each image and resize it bilinearly to the image's size.
+
+    It has 8 to 100% of the area, and an aspect ratio from 3/4 to 4/3.
+    """
+    n, _, _, side = images.shape
+    area = side**2 * _uniform(images, 0.08, 1, CROP_TRIES)
+    aspect = _uniform(images, math.log(3 / 4), math.log(4 / 3), CROP_TRIES).exp()
+    sizes = torch.stack([area * aspect, area / aspect]).sqrt().round()  # width, height
     # The first try that fits; the whole image if none does.
-    fits = (crop_w >= 1) & (crop_w <= width) & (crop_h >= 1) & (crop_h <= height)
+    fits = ((sizes >= 1) & (sizes <= side)).all(0)
     first = fits.int().argmax(1, keepdim=True)
-    found = fits.gather(1, first)
-    crop_w = torch.where(found, crop_w.gather(1, first), width)
-    crop_h = torch.where(found, crop_h.gather(1, first), height)
-    left = (torch.rand_like(crop_w) * (width - crop_w + 1)).floor()
-    top = (torch.rand_like(crop_h) * (height - crop_h + 1)).floor()
-    columns = _source_positions(left, crop_w, width)[:, None, :].expand(n, height, width)
-    rows = _source_positions(top, crop_h, height)[:, :, None].expand(n, height, width)
-    grid = torch.stack([(2 * columns + 1) / width - 1, (2 * rows + 1) / height - 1], dim=3)
-    return functional.grid_sample(images, grid, align_corners=False)
+    size = sizes.gather(2, first.expand(2, n, 1))
+    size = torch.where(fits.gather(1, first), size, side)
+    start = (torch.rand_like(size) * (side - size + 1)).floor()
+    centers = (torch.arange(side, device=images.device) + 0.5) / side
+    # Positions between the first and the last pixel of the crop, from -1 to 1 over the image.
+    positions = (start + size * centers - 0.5).clamp(start, start + size - 1)
+    x, y = (2 * positions + 1) / side - 1
+    grid = [x[:, None, :].expand(n, side, side), y[:, :, None].expand(n, side, side)]
+    return functional.grid_sample(images, torch.stack(grid, dim=3), align_corners=False)
 
 
-def _source_positions(start: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:
-    """Return `[n, size]` positions in the image, between the first and the last pixel of a crop."""
-    centers = (torch.arange(size, device=start.device) + 0.5) / size
-    positions = start + length * centers - 0.5
-    return positions.clamp(start, start + length - 1)
-
-
-def color_jitter(
-    images: torch.Tensor,
-    brightness: float = 0.4,
-    contrast: float = 0.4,
-    saturation: float = 0.4,
-    hue: float = 0.1,
-) -> torch.Tensor:
+def color_jitter(images: torch.Tensor) -> torch.Tensor:
     """Change brightness, contrast, saturation and hue, in random order, differently per image."""
     for operation in torch.randperm(4).tolist():
         if operation == 0:
-            images = _blend(images, torch.zeros_like(images), brightness)
+            images = _blend(images, torch.zeros_like(images))
         elif operation == 1:
-            mean = grayscale(images).mean(dim=(1, 2, 3), keepdim=True)
-            images = _blend(images, mean, contrast)
+            images = _blend(images, grayscale(images).mean(dim=(1, 2, 3), keepdim=True))
         elif operation == 2:
-            images = _blend(images, grayscale(images), saturation)
+            images = _blend(images, grayscale(images))
         else:
-            shift = _uniform(images, len(images), 1, -hue, hue)[:, :, None]
-            images = shift_hue(images, shift)
+            images = shift_hue(images, _uniform(images, -0.1, 0.1)[:, :, None])
     return images
 
 
@@ -106,13 +85,13 @@ def shift_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     return torch.stack(channels, dim=1)
 
 
-def _blend(images: torch.Tensor, other: torch.Tensor, strength: float) -> torch.Tensor:
-    factor = _uniform(images, len(images), 1, 1 - strength, 1 + strength)[:, :, None, None]
+def _blend(images: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    factor = _uniform(images, 0.6, 1.4)[:, :, None, None]
     return (factor * images + (1 - factor) * other).clamp(0, 1)
 
 
-def _uniform(images: torch.Tensor, n: int, count: int, low: float, high: float) -> torch.Tensor:
-    return low + (high - low) * torch.rand(n, count, device=images.device)
+def _uniform(images: torch.Tensor, low: float, high: float, count: int = 1) -> torch.Tensor:
+    return low + (high - low) * torch.rand(len(images), count, device=images.device)
 
 
 def _chance(images: torch.Tensor, p: float) -> torch.Tensor:

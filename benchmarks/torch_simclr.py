@@ -8,45 +8,25 @@ cosine by steps, and both views in one forward pass, so that they share batch st
 batch norm has a bias here and none there.
 """
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.torch_augment import two_views
-from benchmarks.torch_step import make_network
-from hypersphere_jax.configs import ModelConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class TorchConfig:
-    """Options of a run."""
-
-    model: Literal["resnet18", "small_alexnet", "small_cnn"] = "resnet18"
-    width: float = 1.0
-    dim: int = 128
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    epochs: int = 40
-    batch_size: int = 512
-    peak_rate: float = 0.24
-    temperature: float = 0.5
-    log_every_steps: int = 10
-    seed: int = 0
-    seconds: float = float("inf")
-    """Time limit; no epoch starts after it."""
+from benchmarks.torch_augment import augment
+from benchmarks.torch_networks import make_network
+from hypersphere_jax.configs import PretrainConfig
 
 
 class SimCLR(nn.Module):
     """A backbone and SimCLR's two-layer projection head; the output `[n, dim]` has unit norm."""
 
-    def __init__(self, config: TorchConfig, image_size: int):
+    def __init__(self, config: PretrainConfig):
         super().__init__()
-        network = make_network(ModelConfig(config.model, width=config.width, image_size=image_size))
+        network = make_network(config)
         self.backbone = network[:-1]
         features = network[-1].in_features
         self.head = nn.Sequential(
@@ -75,71 +55,63 @@ def nt_xent(z1: torch.Tensor, z2: torch.Tensor, temperature: float) -> torch.Ten
 
 
 def train(
-    images: np.ndarray, config: TorchConfig, on_epoch: Callable[..., None]
-) -> tuple[SimCLR, int]:
-    """Train an encoder on uint8 images `[n, h, w, 3]`; also return the number of epochs.
+    images: np.ndarray, config: PretrainConfig, seconds: float, on_epoch: Callable[..., None]
+) -> SimCLR:
+    """Train an encoder on uint8 images `[n, h, w, 3]`, which stay on the device.
 
-    `on_epoch` receives the number of finished epochs, the mean loss of every `log_every_steps`-th
-    step, and the images per second, augmentation included.
+    No epoch starts after the time limit. `on_epoch` receives the number of finished epochs, the
+    mean loss of every `log_every_steps`-th step, and the images per second, augmentation included.
     """
     torch.manual_seed(config.seed)
+    config = config.replace(image_size=images.shape[1])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True
-    model = SimCLR(config, images.shape[1]).to(device, memory_format=torch.channels_last)
+    model = SimCLR(config).to(device, memory_format=torch.channels_last)
     steps = len(images) // config.batch_size
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=config.peak_rate, momentum=0.9, weight_decay=5e-4, fused=True
+        model.parameters(),
+        lr=config.learning_rate * config.batch_size / 256,
+        momentum=0.9,
+        weight_decay=config.weight_decay,
+        fused=True,
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps * config.epochs)
-    batches = augmented_batches(images, config.batch_size, device)
-    until = time.perf_counter() + config.seconds
-    step = 0
-    epoch = 0
-    while epoch < config.epochs and time.perf_counter() < until:
+    resident = torch.from_numpy(images).to(device).permute(0, 3, 1, 2)
+    until = time.perf_counter() + seconds
+    for epoch in range(config.epochs):
         started = time.perf_counter()
+        if started > until:
+            break
+        order = torch.randperm(len(images), device=device)
         logged = []
-        for _ in range(steps):
-            views = torch.cat(next(batches))
+        for step in range(steps):
+            rows = order[step * config.batch_size : (step + 1) * config.batch_size]
+            pixels = resident[rows].float() / 255
+            views = torch.cat([augment(pixels), augment(pixels)])
+            views = views.contiguous(memory_format=torch.channels_last)
             with torch.autocast(device, torch.bfloat16, enabled=config.dtype == "bfloat16"):
                 z1, z2 = model(views).chunk(2)
-            loss = nt_xent(z1, z2, config.temperature)
+            loss = nt_xent(z1, z2, config.loss_tau)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
-            step += 1
-            if step % config.log_every_steps == 0:
+            if (epoch * steps + step + 1) % config.log_every_steps == 0:
                 logged.append(loss.detach())
-        epoch += 1
         mean = float(torch.stack(logged).mean())
         speed = steps * config.batch_size / (time.perf_counter() - started)
-        on_epoch(epoch=epoch, loss=round(mean, 4), epoch_images_per_s=round(speed))
-    return model, epoch
-
-
-def augmented_batches(
-    images: np.ndarray, batch_size: int, device: str
-) -> Iterator[list[torch.Tensor]]:
-    """Yield both views of shuffled batches, augmented on the device, epoch after epoch."""
-    resident = torch.from_numpy(images).to(device).permute(0, 3, 1, 2)
-    while True:
-        order = torch.randperm(len(images), device=device)
-        for step in range(len(images) // batch_size):
-            rows = order[step * batch_size : (step + 1) * batch_size]
-            views = two_views(resident[rows])
-            yield [view.contiguous(memory_format=torch.channels_last) for view in views]
+        on_epoch(epoch=epoch + 1, loss=round(mean, 4), epoch_images_per_s=round(speed))
+    return model
 
 
 @torch.no_grad()
-def features(
-    model: SimCLR, images: np.ndarray, dtype: str = "float32", batch_size: int = 1000
-) -> np.ndarray:
+def features(model: SimCLR, images: np.ndarray, dtype: str) -> np.ndarray:
     """Return the backbone's features `[n, d]` of uint8 images `[n, h, w, 3]`, in evaluation."""
     model.eval()
     device = next(model.parameters()).device
     outputs = []
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
-        for batch in torch.from_numpy(images).split(batch_size):
+        for batch in torch.from_numpy(images).split(1000):
             pixels = batch.to(device).permute(0, 3, 1, 2).float() / 255
             outputs.append(model.backbone(pixels).float())
     return torch.cat(outputs).cpu().numpy()

@@ -318,9 +318,7 @@ def bench(arguments: list[str]) -> None:
     need_repository("bench")
     import benchmarks
 
-    for cls in benchmarks.PARTS.values():
-        join_help_lines(cls)
-    benchmarks.run(_run_part("bench", benchmarks.PARTS, arguments))
+    _run_part("bench", benchmarks.functions(), arguments)
 
 
 def import_torch(arguments: list[str]) -> None:

@@ -4,9 +4,6 @@ import os
 import sys
 import threading
 
-# PyTorch runs on the same card.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
 import tyro
 
 from benchmarks.gpu import encoders, losses, parity, steps, suite

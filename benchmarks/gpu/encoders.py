@@ -11,24 +11,26 @@ from hypersphere_jax.configs import MetricsConfig, PretrainConfig
 from hypersphere_jax.evaluation.measure_runs import run_metrics
 from hypersphere_jax.training.vmapped import train_vmapped
 
-MOCO: dict[str, Any] = {
-    **{name: value for name, value in runs.SIMCLR.items() if name not in ("loss", "loss_tau")},
-    **runs.CONTRASTIVE,
-    "head": "moco_v2",
-    "contrastive_tau": 0.1,
-    "ema_decay": 0.99,
+MOCO: dict[str, Any] = {**runs.RECIPE, **runs.CONTRASTIVE, "head": "moco_v2"}
+MOCO |= {"contrastive_tau": 0.1, "ema_decay": 0.99}
+# Options of the encoders of `wang_isola`: the contrastive loss at several temperatures, and weights
+# of alignment and uniformity.
+CONTRASTIVE = {
+    f"contrastive, tau {tau:g}": runs.CONTRASTIVE | {"contrastive_tau": tau}
+    for tau in (0.07, 0.1, 0.15, 0.2, 0.35, 0.5, 1.0)
 }
-SHORTEST_RUN_S = 240
-# The encoders of `wang_isola`: temperatures of the contrastive loss, and ratios of the weights of
-# alignment and uniformity, whose larger weight is 1.
-TEMPERATURES = (0.07, 0.1, 0.15, 0.2, 0.35, 0.5, 1.0)
-RATIOS = (256, 16, 4, 2, 1, 1 / 2, 1 / 4, 1 / 16, 1 / 256)
+WEIGHTS = [(1, 1 / ratio) for ratio in (256, 16, 4, 2, 1)]
+WEIGHTS += [(1 / ratio, 1) for ratio in (2, 4, 16, 256)]
+WEIGHTED = {
+    f"align {align:g}, uniform {uniform:g}": {"align_weight": align, "uniform_weight": uniform}
+    for align, uniform in WEIGHTS
+}
 ENCODER_SCORES = ("output_knn5", "output_linear", "fc7_knn5", "fc7_linear")
 
 
 @dataclasses.dataclass
 class Cifar10(runs.TrainingCheck):
-    """Train ResNet-18 on CIFAR-10 with SimCLR, then with MoCo if four minutes remain."""
+    """Train ResNet-18 on CIFAR-10 with SimCLR, then with MoCo in the remaining time."""
 
     epochs: int = 200
 
@@ -36,14 +38,10 @@ class Cifar10(runs.TrainingCheck):
         record = Record("cifar10", self)
         moco = MOCO | {"queue_size": 64 if self.toy else 4096}
         for method, options in {"SimCLR": runs.SIMCLR, "MoCo": moco}.items():
-            if record.seconds_left < SHORTEST_RUN_S and not self.toy:
-                record.add(method=method, skipped="no time left")
-                continue
+            labels = {"method": method}
             config = self.config(record, method.lower(), **options)
             seconds = record.seconds_left - runs.EVALUATION_S
-            scores = runs.train(record, config, seconds, method=method)
-            minutes = round(self.minutes - record.seconds_left / 60, 2)
-            record.add(method=method, minutes=minutes, **scores)
+            record.measure(labels, runs.train, record, config, seconds, labels)
         columns = ("method", "epochs", "images_per_s", "minutes", *runs.SCORES)
         record.finish("CIFAR-10, ResNet-18", *columns)
 
@@ -63,12 +61,12 @@ class WangIsola(runs.TrainingCheck):
 
     def run(self) -> None:
         record = Record("wang_isola", self)
-        groups = [contrastive(TEMPERATURES), weighted(RATIOS)]
-        if self.toy:
-            groups = [contrastive((0.5,)), weighted((2, 1))]
-        for number, group in enumerate(groups):
+        groups = [CONTRASTIVE, WEIGHTED]
+        for number, encoders in enumerate(groups):
+            if self.toy:
+                encoders = dict(list(encoders.items())[:2])
             configs = {}
-            for loss, options in group.items():
+            for loss, options in encoders.items():
                 name = f"encoder-{number}-{len(configs)}"
                 configs[loss] = self.config(record, name, recipe="cifar10", dim=128, **options)
             # Half of the remaining time for the first group, two thirds of that for training.
@@ -76,9 +74,10 @@ class WangIsola(runs.TrainingCheck):
                 train_vmapped(list(configs.values()))
             for loss, config in configs.items():
                 record.measure({"loss": loss}, evaluate, config)
-        record.add(loss="rank correlation with align + uniform", **correlations(record.rows))
+        measured = [row for row in record.rows if "align" in row]
+        record.add(loss="rank correlation with align + uniform", **correlations(measured))
         for kind in ("contrastive", "align"):
-            rows = [r for r in record.rows if r["loss"].startswith(kind) and "align" in r]
+            rows = [row for row in measured if row["loss"].startswith(kind)]
             if rows:  # Table 1 chooses on held-out training images
                 best = max(rows, key=lambda row: row["output_valid"])
                 record.add(**(best | {"loss": f"best: {best['loss']}"}))
@@ -86,33 +85,12 @@ class WangIsola(runs.TrainingCheck):
         record.finish("SmallAlexNet, CIFAR-10 at 32 pixels", *columns)
 
 
-def contrastive(temperatures: tuple[float, ...]) -> dict[str, dict[str, Any]]:
-    """Return the options of an encoder per temperature."""
-    return {
-        f"contrastive, tau {tau:g}": runs.CONTRASTIVE | {"contrastive_tau": tau}
-        for tau in temperatures
-    }
-
-
-def weighted(ratios: tuple[float, ...]) -> dict[str, dict[str, Any]]:
-    """Return the options of an encoder per ratio of both weights."""
-    encoders = {}
-    for ratio in ratios:
-        align = min(1.0, ratio)
-        uniform = min(1.0, 1 / ratio)
-        weights = {"align_weight": align, "uniform_weight": uniform}
-        encoders[f"align {align:g}, uniform {uniform:g}"] = weights
-    return encoders
-
-
 def evaluate(config: PretrainConfig) -> dict[str, Any]:
     """Return epochs, both metrics, and accuracies of output and hidden layer."""
-    epochs = runs.epochs_done(config)
-    if epochs == 0:
-        return {"skipped": "not trained"}
     run = f"{config.runs_dir}/{config.name}"
     metrics = run_metrics(MetricsConfig(run, parts=()))
-    row = {"epochs": epochs, "align": metrics["align"], "uniform": metrics["uniform"]}
+    row = {"epochs": runs.epochs_done(config)}
+    row |= {name: metrics[name] for name in ("align", "uniform")}
     for name, layer in (("output", "output"), ("fc7", runs.LAYERS[config.model])):
         scores = runs.accuracies(run, layers=(layer,))
         row |= {f"{name}_{score}": value for score, value in scores.items()}
@@ -121,7 +99,6 @@ def evaluate(config: PretrainConfig) -> dict[str, Any]:
 
 def correlations(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return rank correlations of the accuracies with align + uniform."""
-    rows = [row for row in rows if "align" in row]
     total = [row["align"] + row["uniform"] for row in rows]
     found = {}
     for name in ENCODER_SCORES:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import math
 import time
 from multiprocessing.pool import ThreadPool
@@ -12,14 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import loss_forms, roofline
+from benchmarks import roofline
 from benchmarks.gpu.record import Check, Record
-from benchmarks.timing import median, pace, take_turns
+from benchmarks.loss_forms import LOSSES, compile_gradient, torch_form, unit_vectors
+from benchmarks.timing import HAS_TORCH, pace
 from hypersphere_jax.losses._pairwise import hopper
 
 ERROR_LIMIT = 65_536  # the largest n whose error is computed
-DENSE_LIMIT = 16_384  # the largest n of PyTorch's dense form
+# The largest n of PyTorch's dense forms; the gradient of torch.pdist takes n^2 d numbers.
+TORCH_LIMITS = {"uniform": 2048, "contrastive": 16_384, "nt_xent": 16_384}
 COMPILE_THREADS = 8
+# Products on GPUs by precision; other devices have float32.
+PRODUCTS = {"default": "tf32", "high": "bfloat16 x3", "highest": "bfloat16 x6"}
 
 
 class Case(NamedTuple):
@@ -36,14 +39,13 @@ class Case(NamedTuple):
 class Losses(Check):
     """Time value and gradient of uniform, contrastive and NT-Xent losses up to a million points.
 
-    All programs are compiled first, eight at a time. Cases that would take longer than the
-    remaining time by the roofline are left out.
+    All programs are compiled first, eight at a time, for at most half of the time.
     """
 
     def run(self) -> None:
         record = Record("losses", self)
-        peaks = roofline.measure(64 if self.toy else None)
-        record.add(peaks_tflop_s={k: round(v / 1e12, 1) for k, v in peaks.flops_s.items()})
+        peaks = roofline.peaks(64 if self.toy else None)
+        record.add(peaks_tflop_s={k: round(v / 1e12, 1) for k, v in peaks.items()})
         compiled_by = record.seconds_left / 2
         # The program can end before these daemon threads do, unlike threads of concurrent.futures.
         with ThreadPool(COMPILE_THREADS) as pool:
@@ -51,79 +53,65 @@ class Losses(Check):
             for program in programs.values():
                 program.wait(max(0.0, record.seconds_left - compiled_by))
             for case, program in programs.items():
-                labels = case._asdict()
-                limit_s = roofline_seconds(case, peaks)
-                if not program.ready():
-                    record.add(**labels, failure=f"not compiled in {compiled_by:.0f} s")
-                elif 5 * limit_s > record.seconds_left:
-                    record.add(**labels, skipped=f"needs {limit_s:.0f} s by the roofline")
-                else:
-                    record.measure(labels, measure, case, program, limit_s)
+                record.measure(case._asdict(), measure, case, program, peaks)
         columns = ("loss", "n", "d", "dtype", "precision", "ms", "share", "gradient_error")
         record.finish("Value and gradient", *columns, "torch_ms", "memory_mb", "compile_s")
 
 
 def cases(toy: bool) -> list[Case]:
     """Return the cases, those with a goal first."""
-    million, large, sizes, wide, d = 1_000_000, 65_536, (262_144, 16_384, 1024), (768, 512), 128
+    million, sizes, wide, d = 1_000_000, (65_536, 262_144, 16_384, 1024), (768, 512), 128
     if toy:
-        million, large, sizes, wide, d = 96, 64, (48,), (32,), 8
+        million, sizes, wide, d = 96, (64, 48), (32,), 8
     found = [Case(name, million, d, "float32", "high") for name in ("uniform", "contrastive")]
     for width in wide:
         for precision in ("high", "default"):
-            found.append(Case("contrastive", large, width, "bfloat16", precision))
-    for n in (large, *sizes):
+            found.append(Case("contrastive", sizes[0], width, "bfloat16", precision))
+    for n in sizes:
         for name in ("uniform", "contrastive", "nt_xent"):
             found.append(Case(name, n, d, "float32", "high"))
             found.append(Case(name, n, d, "float32", "highest"))
     return found
 
 
-def roofline_seconds(case: Case, peaks: roofline.Peaks) -> float:
-    """Return the least time of the matrix products that memory linear in n cannot avoid."""
-    flops = loss_forms.LOSSES[case.loss].flops(loss_forms.OURS, case.n, case.d)
-    if case.precision == "default":
-        return flops / peaks.of("tf32", "float32")
-    x = jax.ShapeDtypeStruct((case.n, case.d), np.float32)
-    if case.precision == "high" and jax.default_backend() == "gpu" and hopper.is_supported(x, x):
-        return 3 * flops / peaks.of("bfloat16")
-    return flops / peaks.of_precision(case.precision)
-
-
 def compile_case(case: Case) -> tuple[Any, float]:
     """Return the compiled value and gradient of a case, and the seconds that it took."""
-    loss = loss_forms.LOSSES[case.loss]
+    loss = LOSSES[case.loss]
     function = functools.partial(loss.ours, precision=case.precision)
     started = time.perf_counter()
-    program = loss_forms.compile_gradient(function, loss, case.n, case.d, case.dtype)
+    program = compile_gradient(function, loss, case.n, case.d, case.dtype)
     return program, time.perf_counter() - started
 
 
-def measure(case: Case, compiled: Any, limit_s: float) -> dict[str, Any]:
+def measure(case: Case, compiled: Any, peaks: dict[str, float]) -> dict[str, Any]:
     """Return time, memory, compile time, error, and the time of PyTorch's dense form."""
-    program, compile_s = compiled.get()
-    loss = loss_forms.LOSSES[case.loss]
-    arrays = loss_forms.unit_vectors(loss.inputs, case.n, case.d)
+    program, compile_s = compiled.get(timeout=0)
+    loss = LOSSES[case.loss]
+    arrays = unit_vectors(loss.inputs, case.n, case.d)
     inputs = [jnp.asarray(array, case.dtype) for array in arrays]
     value, gradients = jax.block_until_ready(program(*inputs))
-    seconds = pace(lambda: program(*inputs), rounds=1 if limit_s > 1 else 3)
+    seconds = pace(lambda: program(*inputs))
     memory = program.memory_analysis()
     row = {
         "ms": round(1e3 * seconds, 3),
-        "share": round(limit_s / seconds, 3),
+        "share": round(roofline_seconds(case, peaks) / seconds, 3),
         "memory_mb": round((memory.temp_size_in_bytes + memory.output_size_in_bytes) / 1e6),
         "compile_s": round(compile_s, 1),
     }
     if case.n <= ERROR_LIMIT and case.dtype == "float32":
         row |= errors(case, value, gradients)
-    # The gradient of torch.pdist takes n^2 d numbers.
-    is_small = case.n <= (2048 if case.loss == "uniform" else DENSE_LIMIT)
-    has_torch = importlib.util.find_spec("torch") is not None
-    if is_small and has_torch and case.precision == "highest":
-        call = loss_forms.make_form(loss, loss_forms.TORCH, arrays)
-        times = take_turns({"torch": call}, rounds=3)
-        row["torch_ms"] = round(1e3 * median(times["torch"]), 3)
+    if HAS_TORCH and case.n <= TORCH_LIMITS[case.loss] and case.precision == "highest":
+        row["torch_ms"] = round(1e3 * pace(torch_form(loss, arrays)), 3)
     return row
+
+
+def roofline_seconds(case: Case, peaks: dict[str, float]) -> float:
+    """Return the least time of the matrix products that memory linear in n cannot avoid."""
+    flops = 2 * case.n**2 * case.d * LOSSES[case.loss].linear
+    x = jax.ShapeDtypeStruct((case.n, case.d), np.float32)
+    if case.precision == "high" and jax.default_backend() == "gpu" and hopper.is_supported(x, x):
+        return 3 * flops / peaks["bfloat16"]
+    return flops / peaks.get(PRODUCTS[case.precision], peaks["float32"])
 
 
 def errors(case: Case, value: Any, gradients: Any) -> dict[str, float]:
@@ -142,9 +130,9 @@ def errors(case: Case, value: Any, gradients: Any) -> dict[str, float]:
 @functools.cache
 def exact_gradient(name: str, n: int, d: int) -> tuple[float, list[np.ndarray]]:
     """Return value and gradients of a loss in float64, which the tests compare with oracles."""
-    loss = loss_forms.LOSSES[name]
-    arrays = [np.float64(x) for x in loss_forms.unit_vectors(loss.inputs, n, d)]
+    loss = LOSSES[name]
+    arrays = [np.float64(x) for x in unit_vectors(loss.inputs, n, d)]
     with jax.enable_x64(True):
-        program = loss_forms.compile_gradient(loss.ours, loss, n, d, "float64")
+        program = compile_gradient(loss.ours, loss, n, d, "float64")
         value, gradients = jax.device_get(program(*arrays))
     return float(value), list(gradients)

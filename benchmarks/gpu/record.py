@@ -27,12 +27,9 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torc
 class Check:
     """Options of all checks."""
 
-    minutes: float = 8
-    """Time limit. The results contain all measurements until then."""
-    out: Path = Path("runs/gpu")
-    """Folder of the results."""
-    toy: bool = False
-    """Run at toy size on a CPU."""
+    minutes: float = 8  # Time limit. The results contain all measurements until then.
+    out: Path = Path("runs/gpu")  # Folder of the results
+    toy: bool = False  # Run at toy size on a CPU
 
 
 class Record:
@@ -40,18 +37,22 @@ class Record:
 
     def __init__(self, name: str, check: Check):
         options = dataclasses.asdict(check)
-        self.path = options.pop("out") / f"{name}-{card()}.json"
         options.pop("data_dir", None)
+        kind = jax.devices()[0].device_kind
+        model = re.search(r"\b[A-Z]+\d+[A-Z]*\b", kind)  # e.g. H100
+        card = model[0] if model else kind
+        self.path = options.pop("out") / f"{name}-{card.lower().replace(' ', '-')}.json"
         self.started = time.monotonic()
         self.limit = 60 * check.minutes
         self.rows: list[dict[str, Any]] = []
+        installed = {package.name: package.version for package in metadata.distributions()}
         self.results = {
             "check": name,
             "options": options,
-            "commit": os.environ.get("COMMIT") or commit(),
-            "device": jax.devices()[0].device_kind,
+            "commit": commit(),
+            "device": kind,
             "python": sys.version.split()[0],
-            "versions": {package: version(package) for package in PACKAGES},
+            "versions": {package: installed.get(package) for package in PACKAGES},
             "cores": os.cpu_count(),
         }
         self.save()
@@ -70,43 +71,31 @@ class Record:
         """Add a row, print it and write the file."""
         self.rows.append(row)
         self.save()
-        shown = [f"{key} {format_value(value)}" for key, value in row.items() if value is not None]
-        print(", ".join(shown), flush=True)
+        print(", ".join(f"{key} {format_value(value)}" for key, value in row.items()), flush=True)
 
-    def measure(self, labels: dict, function: Callable[..., dict], *arguments: Any) -> None:
+    def measure(
+        self, labels: dict, function: Callable[..., dict], *arguments: Any, **options: Any
+    ) -> None:
         """Add a row with the result of a function, or with its error, and continue."""
         try:
-            row = function(*arguments)
+            row = function(*arguments, **options)
         except Exception as error:
             row = {"failure": f"{type(error).__name__}: {error}"[:300]}
         self.add(**labels, **row)
 
     def finish(self, title: str, *columns: str) -> None:
-        """Print a table of the rows that have the last of these columns, or were left out."""
-        causes = ("skipped", "failure")
-        rows = [row for row in self.rows if row.keys() & {columns[-1], *causes}]
-        columns += tuple(cause for cause in causes if any(cause in row for row in rows))
+        """Print a table of the rows that have the last of these columns, or a failure."""
+        rows = [row for row in self.rows if row.keys() & {columns[-1], "failure"}]
+        if any("failure" in row for row in rows):
+            columns += ("failure",)
         print()
         print_table(columns, [[row.get(name) for name in columns] for row in rows], title=title)
         print(f"written: {self.path}", flush=True)
 
 
-def card() -> str:
-    """Return a short name of the device, e.g. `h100` or `cpu`."""
-    kind = jax.devices()[0].device_kind
-    model = re.search(r"\b[A-Z]+\d+[A-Z]*\b", kind)
-    return (model[0] if model else kind).lower().replace(" ", "-")
-
-
-def version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def commit() -> str | None:
-    if shutil.which("git") is None:
-        return None
+    """Return the commit of this clone, or COMMIT of the environment."""
+    if "COMMIT" in os.environ or shutil.which("git") is None:
+        return os.environ.get("COMMIT")
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None

@@ -23,15 +23,14 @@ class Tests(Check):
     """
 
     minutes: float = 6
-    workers: int = 8
-    """Test processes that share the card."""
+    workers: int = 8  # Test processes that share the card
 
     def run(self) -> None:
         record = Record("tests", self)
         command = ["timeout", str(int(record.seconds_left) - 10), sys.executable, "-m", "pytest"]
         command += ["-vv", "--dist", "loadfile"]
         if self.toy:
-            command += ["-n", "1", "tests/losses/test_arguments.py"]
+            command += ["-n", "1", "tests/benchmarks/test_bench.py"]
         else:
             command += ["-n", str(self.workers), "--platform", "gpu"]
             command += [f"tests/{folder}" for folder in FOLDERS]
