@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from hypersphere_jax.configs import DataConfig
-from hypersphere_jax.configs.base import Config, check_at_least, check_positive
+from hypersphere_jax.configs.base import Config, check_range
+from hypersphere_jax.configs.model import ImageNetwork
 
 Loss = Literal["uniform", "contrastive", "dcl", "nt_xent", "balanced", "info_nce"]
-Network = Literal[
-    "small_alexnet", "small_cnn", "resnet18", "resnet34", "resnet50", "vit_tiny", "vit_small"
-]
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class TimingOptions(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "rounds", *self.counts)
+        check_range(self, "rounds", *self.counts, at_least=1)
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class LossesOptions(TimingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 2, "sizes")
+        check_range(self, "sizes", at_least=2)
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class StepOptions(TimingOptions):
     """Align + uniform training step: time, compared with PyTorch and with XLA's CPU kernels."""
 
     counts = ("image_size",)
-    model: Network = "small_alexnet"
+    model: ImageNetwork = "small_alexnet"
     """Network."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of convolutions and linear maps."""
@@ -64,8 +62,8 @@ class StepOptions(TimingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 2, "batch_size")
-        check_positive(self, "width")
+        check_range(self, "batch_size", at_least=2)
+        check_range(self, "width", above=0)
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class DataOptions(DataConfig, TimingOptions):
     counts = ("image_size", "steps")
     rounds: int = 2
     """Rounds to measure, after one that compiles."""
-    model: Network = "small_alexnet"
+    model: ImageNetwork = "small_alexnet"
     """Network."""
     image_size: int = 32
     """Side of the images that enter the network, in pixels."""

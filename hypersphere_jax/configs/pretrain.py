@@ -2,14 +2,7 @@
 
 from dataclasses import dataclass
 
-from hypersphere_jax.configs.base import (
-    Config,
-    check_at_least,
-    check_folder_name,
-    check_seed,
-    refuse,
-    require,
-)
+from hypersphere_jax.configs.base import Config, check_folder_name, check_range, refuse, require
 from hypersphere_jax.configs.data import DataConfig
 from hypersphere_jax.configs.evaluation import EvaluateConfig
 from hypersphere_jax.configs.model import ModelConfig
@@ -45,8 +38,8 @@ class RunConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_folder_name(self, "name")
-        check_seed(self, "seed")
-        check_at_least(self, 0, "init_step")
+        check_range(self, "seed", at_least=0, below=2**32)
+        check_range(self, "init_step", at_least=0)
         if self.init_from is None:
             refuse(self, ["init_step"], "is a checkpoint of init_from=, which is not given")
 

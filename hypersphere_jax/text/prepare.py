@@ -14,7 +14,7 @@ import numpy as np
 from tyro.conf import Positional, arg
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.configs.base import Config, check_at_least, check_at_most, check_below_one
+from hypersphere_jax.configs.base import Config, check_range
 from hypersphere_jax.configs.data import MAX_TOKENS
 from hypersphere_jax.text.corpus import (
     RECORD,
@@ -53,10 +53,9 @@ class PrepareTextConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "vocabulary")
-        check_at_least(self, 2, "max_tokens")
-        check_at_most(self, MAX_TOKENS, "max_tokens")
-        check_below_one(self, "held_out")
+        check_range(self, "vocabulary", at_least=1)
+        check_range(self, "max_tokens", at_least=2, at_most=MAX_TOKENS)
+        check_range(self, "held_out", at_least=0, below=1)
 
 
 class Document(NamedTuple):
