@@ -24,7 +24,7 @@ from hypersphere_jax.utils.terminal import log_to_stderr, silence_orbax
 
 ROOT = Path(__file__).parent.parent  # the repository, if this is a clone
 CONFIG_HELP = (
-    "--config FILE gives defaults (YAML or JSON, or the config.json of a run); flags override them."
+    "--config FILE gives defaults (YAML, JSON, or a run's config.json); flags override it."
 )
 NAME_HELP = "Without --config, the run of that --name gives them if it exists."
 
@@ -296,9 +296,9 @@ def data(arguments: list[str]) -> None:
 def report(arguments: list[str]) -> None:
     """Write the page of one run, or one page of several."""
     config = parse(configs.ReportConfig, "report", arguments)
-    from hypersphere_jax.reporting import run_page
+    from hypersphere_jax.reporting import differences
 
-    print(run_page.write_report(config))
+    print(differences.write_report(config))
 
 
 def bench(arguments: list[str]) -> None:
@@ -330,11 +330,9 @@ def export(arguments: list[str]) -> None:
     print(pretrained.export(config))
 
 
-_FUNCTIONS = (
-    *(quickstart, pretrain, finetune, probe, metrics, features, depth, reproduce),
-    *(data, report, bench, import_torch, export),
-)
-COMMANDS = {function.__name__.replace("_", "-"): function for function in _FUNCTIONS}
+FUNCTIONS = (quickstart, pretrain, finetune, probe, metrics, features, depth)
+FUNCTIONS += (reproduce, data, report, bench, import_torch, export)
+COMMANDS = {function.__name__.replace("_", "-"): function for function in FUNCTIONS}
 
 
 def _run_part(command: str, parts: dict[str, Any], arguments: list[str]) -> Any:
@@ -379,7 +377,5 @@ def in_repository() -> bool:
 
 def need_repository(command: str) -> None:
     """Raise UserError for a command that an installed package does not have."""
-    require(
-        in_repository(),
-        f"{command} needs a clone of the repository: run `python run.py {command}` there",
-    )
+    advice = f"run `python run.py {command}` there"
+    require(in_repository(), f"{command} needs a clone of the repository: {advice}")

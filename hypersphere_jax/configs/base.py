@@ -51,8 +51,8 @@ def require(condition: bool, message: str) -> None:
 class Config:
     """Base of all configs.
 
-    A config is a frozen dataclass. Its fields are the options of a command and the keys of a config
-    file. Types are checked here; each class checks the ranges of its fields in `__post_init__`.
+    The fields are the options of a command and the keys of a config file. Types are checked here;
+    each class checks the ranges of its fields in `__post_init__`.
     """
 
     def __post_init__(self) -> None:
@@ -60,11 +60,7 @@ class Config:
             object.__setattr__(self, name, checked(type(self), name, value))
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with other values.
-
-        Raises:
-          UserError: for an unknown field or an invalid value.
-        """
+        """Return a copy with other values; UserError for an unknown field or an invalid value."""
         check_names(type(self), changes)
         return dataclasses.replace(self, **changes)
 
@@ -75,9 +71,6 @@ T = TypeVar("T")
 Auto = Annotated[T | None, arg(help_behavior_hint="")]
 
 
-# Types.
-
-
 @functools.cache
 def field_types(cls: Any) -> dict[str, Any]:
     """Return the type of each field of a config class, without annotations for tyro."""
@@ -86,11 +79,7 @@ def field_types(cls: Any) -> dict[str, Any]:
 
 
 def checked(cls: type[Config], name: str, value: Any) -> Any:
-    """Return the value of an option: lists as tuples, paths as text, other objects as `Custom`.
-
-    Raises:
-      UserError: for a value of another type.
-    """
+    """Return the value of an option: lists as tuples, paths as text, other objects as `Custom`."""
     kind = field_types(cls)[name]  # type: ignore[arg-type]
     if kind is Any:
         return value if isinstance(value, Custom | str | None) else Custom(value)
@@ -124,9 +113,6 @@ def has_type(value: Any, kind: Any) -> bool:
         is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
         return is_number and abs(value) < 2**63  # false for NaN and infinity
     return isinstance(value, kind)
-
-
-# Checks.
 
 
 def check_range(
@@ -209,9 +195,6 @@ def check_output(path: Path | None, *endings: str, flag: str = "out=") -> None:
     require(is_free, f"{flag}{path} exists: name another file, or remove that one")
 
 
-# Conversion.
-
-
 def section(config: Config, cls: type[C]) -> C:
     """Return the part of a config that a base class of its class defines."""
     return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(cls)})
@@ -223,11 +206,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
-    """Return the config of JSON or YAML values, the inverse of `to_dict`.
-
-    Raises:
-      UserError: for an unknown key or an invalid value.
-    """
+    """Return the config of JSON or YAML values, the inverse of `to_dict`."""
     is_mapping = isinstance(values, Mapping)
     require(is_mapping, f"{cls.__name__}: must be options by name, not {values!r:.50}")
     check_names(cls, values)
@@ -240,15 +219,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{k}: {old.get(k)} -> {new.get(k)}" for k in names if old.get(k) != new.get(k)]
 
 
-# Objects of the user's.
-
-
 class Custom:
     """An object of the user's in a config, such as a network; equal only to itself.
 
-    Attributes:
-      value: the object.
-      name: its module and qualified name, or its class's.
+    `name` is its module and qualified name, or its class's.
     """
 
     def __init__(self, value: Any, name: str | None = None):
@@ -278,9 +252,6 @@ def _name_of(value: Any) -> str:
 def holds_custom(config: Config) -> bool:
     """Return whether a config contains code of the user's, which may change between two calls."""
     return any(isinstance(value, Custom) for value in vars(config).values())
-
-
-# Texts of messages.
 
 
 def described(value: Any) -> str:

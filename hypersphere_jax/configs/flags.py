@@ -21,12 +21,7 @@ def parse_flags(
 ) -> Any:
     """Return a config from flags. The help groups them by the sections that `cls` is composed of.
 
-    Args:
-      cls: A config class.
-      program: Program and command, for the help.
-      description: Text of the help.
-      arguments: The flags.
-      defaults: Values of omitted flags; those of `cls` otherwise.
+    `defaults` has values of omitted flags; the others have the defaults of `cls`.
     """
     sections = [base for base in cls.__bases__ if base is not Config]
     if len(sections) < 2:
@@ -80,9 +75,6 @@ def read_options(cls: type[Config], file: str | Path) -> dict[str, Any]:
     """Return the options of a config in a YAML or JSON file, or in a run's config.json.
 
     Only names and types are checked, because a file may need flags to be complete.
-
-    Raises:
-      UserError: for an unreadable file, an unknown option, or a value of another type.
     """
     try:
         values = yaml.load(Path(file).read_text(encoding="utf-8-sig"), Loader=_Loader)

@@ -5,15 +5,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress, arg
 
-from hypersphere_jax.configs.base import (
-    Auto,
-    Config,
-    UserError,
-    changed,
-    check_range,
-    refuse,
-    require,
-)
+from hypersphere_jax.configs.base import Auto, Config, changed, check_range, refuse, require
 
 # The terms of the loss "weighted".
 WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
@@ -37,16 +29,9 @@ BalancedLoss = Literal["dcl", "balanced_contrastive", "generalized_nt_xent"]
 Loss = Literal[
     "weighted", "nt_xent", ChenLoss, BalancedLoss, "lejepa", "visreg", "supervised_contrastive"
 ]
-# Losses whose temperature can be learned, with its option. The other losses decrease as their
-# temperature goes to 0 or infinity, whatever the features are.
-LEARNABLE_TEMPERATURES = {
-    "weighted": "contrastive_tau",
-    "nt_xent": "loss_tau",
-    "dcl": "loss_tau",
-    "supervised_contrastive": "loss_tau",
-}
-# Bounds of a learned temperature, as in CLIP.
-MIN_TAU = 0.01
+# Losses whose temperature can be learned. The others decrease as it goes to 0 or infinity.
+LEARNABLE_TEMPERATURE = ("nt_xent", "dcl", "supervised_contrastive")
+MIN_TAU = 0.01  # of a learned temperature, as in CLIP
 MAX_TAU = 1.0
 
 
@@ -110,38 +95,28 @@ class ObjectiveConfig(Config):
             own = {"function", "align_alpha", "uniform_t"}
             names = [name for name in changed(self, ObjectiveConfig) if name not in own]
             refuse(self, names, "is for the losses of this package, and loss= is a custom one")
-        require(
-            any(getattr(self, name) for name in WEIGHTS),
-            "all weights of the loss are 0: at least one must be above 0",
-        )
+        has_weight = any(getattr(self, name) for name in WEIGHTS)
+        require(has_weight, "all weights of the loss are 0: at least one must be above 0")
         if self.loss in ("lejepa", "visreg"):
             check_range(self, "loss_lam", at_most=1)
         if self.learn_tau:
-            self._check_temperature()
+            option = self.temperature_option or ""
+            losses = " or ".join(LEARNABLE_TEMPERATURE)
+            require(option != "", f"learn_tau= needs contrastive_weight= above 0, or loss={losses}")
+            check_range(self, option, at_least=MIN_TAU, at_most=MAX_TAU)
         if self.loss == "weighted":
             refuse(self, ["loss_factor"], "is for the other losses; `weighted` has weights")
         for name in changed(self, ObjectiveConfig):
-            losses = [loss for loss, names in SETTINGS.items() if name in names]
-            require(
-                not losses or self.loss in losses,
-                f"{name}= is for loss={' or '.join(losses)}, not {self.loss}",
-            )
+            users = [loss for loss, names in SETTINGS.items() if name in names]
+            is_used = not users or self.loss in users
+            require(is_used, f"{name}= is for loss={' or '.join(users)}, not {self.loss}")
 
     @property
     def temperature_option(self) -> str | None:
         """Name of the option whose temperature can be learned, if the loss has one."""
-        if self.loss == "weighted" and not self.contrastive_weight:
-            return None
-        return LEARNABLE_TEMPERATURES.get(self.loss)
-
-    def _check_temperature(self) -> None:
-        option = self.temperature_option
-        if option is None:
-            raise UserError(
-                f"learn_tau= is for contrastive_weight= above 0 and loss=nt_xent, dcl or "
-                f"supervised_contrastive, not loss={self.loss} with these weights"
-            )
-        check_range(self, option, at_least=MIN_TAU, at_most=MAX_TAU)
+        if self.loss == "weighted" and self.contrastive_weight:
+            return "contrastive_tau"
+        return "loss_tau" if self.loss in LEARNABLE_TEMPERATURE else None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from hypersphere_jax.configs.base import Config, check_range, require
+from hypersphere_jax.configs.base import Config, check_range, refuse, require
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,9 @@ class OptimizerConfig(Config):
         super().__post_init__()
         check_range(self, "epochs", "microbatch_size", at_least=1)
         check_range(self, "batch_size", at_least=2)
-        require(
-            self.microbatch_size is None or self.batch_size % self.microbatch_size == 0,
-            f"microbatch_size={self.microbatch_size}: must divide batch_size={self.batch_size}",
-        )
+        divides = self.batch_size % (self.microbatch_size or 1) == 0
+        size = self.microbatch_size
+        require(divides, f"microbatch_size={size}: must divide batch_size={self.batch_size}")
         check_range(self, "learning_rate", "weight_decay", "weight_decay_end", at_least=0)
         check_range(self, "warmup_epochs", at_least=0, below=self.epochs)
         check_range(self, "decay_factor", "clip_norm", "lars_trust", "adam_eps", above=0)
@@ -70,12 +69,15 @@ class OptimizerConfig(Config):
             not self.nesterov or (self.optimizer in ("sgd", "lars") and self.momentum > 0),
             "nesterov= needs optimizer=sgd or lars, and momentum= above 0",
         )
+        if self.optimizer != "lars":
+            refuse(self, ["lars_trust"], "needs optimizer=lars")
+        if not self.optimizer.startswith("adam"):
+            refuse(self, ["adam_betas", "adam_eps"], "needs optimizer=adam or adamw")
+        if self.schedule != "step" and self.decay_at:
+            refuse(self, ["decay_at", "decay_factor"], "needs schedule=step")
         first_decay = min(self.decay_at, default=1) * self.epochs
-        require(
-            self.schedule != "step" or self.warmup_epochs <= first_decay,
-            f"warmup_epochs={self.warmup_epochs:g}: the rate decays at epoch {first_decay:g}, "
-            "before the warmup ends; shorten it, or change decay_at=",
-        )
+        is_warm = self.schedule != "step" or self.warmup_epochs <= first_decay
+        require(is_warm, f"warmup_epochs={self.warmup_epochs:g} ends after the first decay_at=")
 
     @property
     def microbatches(self) -> int:
