@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.configs.base import Config, check_at_least, refuse
+from hypersphere_jax.configs.base import Config, check_range, refuse
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class QuickstartConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "jobs")
+        check_range(self, "jobs", at_least=1)
         require(len(self.seeds) > 0, "--seeds: at least one is needed")
 
     @property
@@ -58,7 +58,7 @@ class SweepOptions(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "jobs")
+        check_range(self, "jobs", at_least=1)
         require(self.jobs == 1 or not self.vmapped, "--vmapped needs --jobs 1")
 
 
@@ -73,8 +73,8 @@ class ReproduceConfig(SweepOptions):
     item: Annotated[Positional[str | None], arg(metavar="[ITEM]")] = None
     """What to reproduce, such as wang-isola/table1."""
     scale: Literal["laptop", "gpu", "paper"] | None = None
-    """`laptop`: small encoders, minutes to hours on 2 cores. `gpu`: about an hour on one H100.
-    `paper`: the paper's data and settings."""
+    """`laptop`: small encoders, minutes to hours on 2 cores. `gpu`: about an hour on one
+    H100. `paper`: the paper's data and settings."""
     dry_run: bool = False
     """Print the runs and train nothing."""
     out: Path | None = None

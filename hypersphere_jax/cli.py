@@ -9,7 +9,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,14 @@ from typing import Any
 import tyro
 
 from hypersphere_jax import __version__, configs
-from hypersphere_jax.configs.base import (
-    Config,
-    Stopped,
-    UserError,
-    did_you_mean,
-    program,
-    require,
-)
-from hypersphere_jax.configs.flags import join_help_lines, parse_flags, with_file, with_flags
+from hypersphere_jax.configs.base import Config, Stopped, UserError, did_you_mean, program, require
+from hypersphere_jax.configs.flags import parse_flags, read_options
 from hypersphere_jax.utils import memory, xla
 from hypersphere_jax.utils.terminal import log_to_stderr, silence_orbax
 
 ROOT = Path(__file__).parent.parent  # the repository, if this is a clone
 CONFIG_HELP = (
-    "--config FILE gives defaults (YAML or JSON, or the config.json of a run); flags override them."
+    "--config FILE gives defaults (YAML, JSON, or a run's config.json); flags override it."
 )
 NAME_HELP = "Without --config, the run of that --name gives them if it exists."
 
@@ -74,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _failed(reason: object) -> int:
-    print(f"error: {with_flags(' '.join(str(reason).split()))}", file=sys.stderr)
+    print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
     return 2
 
 
@@ -97,12 +90,12 @@ def parse(
     cls: type[Config],
     command: str,
     arguments: Sequence[str],
-    default: Any = None,
+    defaults: Mapping[str, Any] | None = None,
     description: str = "",
 ) -> Any:
     """Return the config of a command, see `parse_flags`; its help has the command's summary."""
-    description = description or summary(command)
-    return parse_flags(cls, f"{program()} {command}", description, arguments, default)
+    description = f"{summary(command)} {description}"
+    return parse_flags(cls, f"{program()} {command}", description, arguments, defaults)
 
 
 def parse_run(cls: type[Config], command: str, arguments: Sequence[str]) -> Any:
@@ -113,41 +106,40 @@ def parse_run(cls: type[Config], command: str, arguments: Sequence[str]) -> Any:
       command: Name of the command; `pretrain` takes the name of an experiment first.
       arguments: The flags.
     """
-    description = f"{summary(command)} {CONFIG_HELP}"
-    default = None
-    is_pretrain = command == "pretrain"
-    if is_pretrain:
+    description = CONFIG_HELP
+    defaults: dict[str, Any] = {}
+    (file,), arguments = _peek(arguments, "--config")
+    if command == "pretrain":
         description += f" {NAME_HELP}"
         if in_repository():
             names = ", ".join(importlib.import_module("experiments").PRETRAIN)
             description += f" The first argument may be an experiment that gives defaults: {names}."
         if arguments and not arguments[0].startswith("-"):
             need_repository(command)
-            default = importlib.import_module("experiments").find(arguments[0])
+            defaults = vars(importlib.import_module("experiments").find(arguments[0]))
             arguments = arguments[1:]
-    (file,), arguments = _peek(arguments, "--config")
+        elif file is None:
+            defaults = _recorded_options(arguments)
     if file is not None:
-        default = with_file(cls, file, default)
-    elif is_pretrain and default is None:
-        default = _recorded_options(arguments)
-    config = parse(cls, command, arguments, default, description)
+        defaults = defaults | read_options(cls, file)
+    config = parse(cls, command, arguments, defaults, description)
     xla.use_eigen()
     xla.prepare(config.devices, config.deterministic)
     xla.keep_compiled(config.cache_dir)
     return config
 
 
-def _recorded_options(arguments: Sequence[str]) -> Any:
-    """Return the config of the existing run that `--name` names, or None."""
+def _recorded_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the options of the existing run that `--name` names."""
     (name, runs_dir), _ = _peek(arguments, "--name", "--runs-dir")
     runs_dir = runs_dir or configs.PretrainConfig.runs_dir
     if name is None or not Path(runs_dir, name, "config.json").is_file():
-        return None
+        return {}
     from hypersphere_jax.training import run_dir
 
     folder = Path(runs_dir, name)
     print(f"{name}: options as recorded in {folder / 'config.json'}", file=sys.stderr)
-    return run_dir.read_config(folder).replace(name=name, runs_dir=runs_dir)
+    return vars(run_dir.read_config(folder)) | {"name": name, "runs_dir": runs_dir}
 
 
 def _peek(arguments: Sequence[str], *flags: str) -> tuple[list[str | None], list[str]]:
@@ -296,10 +288,6 @@ def reproduce(arguments: list[str]) -> None:
 
 def data(arguments: list[str]) -> None:
     """Data sets: list, prepare, inspect, or show augmented views."""
-    from hypersphere_jax.text.prepare import PrepareTextConfig
-
-    for cls in (configs.InspectConfig, configs.PrepareConfig, PrepareTextConfig):
-        join_help_lines(cls)
     from hypersphere_jax import data_command
 
     _run_part("data", data_command.PARTS, arguments)
@@ -308,9 +296,9 @@ def data(arguments: list[str]) -> None:
 def report(arguments: list[str]) -> None:
     """Write the page of one run, or one page of several."""
     config = parse(configs.ReportConfig, "report", arguments)
-    from hypersphere_jax.reporting import run_page
+    from hypersphere_jax.reporting import differences
 
-    print(run_page.write_report(config))
+    print(differences.write_report(config))
 
 
 def bench(arguments: list[str]) -> None:
@@ -342,11 +330,9 @@ def export(arguments: list[str]) -> None:
     print(pretrained.export(config))
 
 
-_FUNCTIONS = (
-    *(quickstart, pretrain, finetune, probe, metrics, features, depth, reproduce),
-    *(data, report, bench, import_torch, export),
-)
-COMMANDS = {function.__name__.replace("_", "-"): function for function in _FUNCTIONS}
+FUNCTIONS = (quickstart, pretrain, finetune, probe, metrics, features, depth)
+FUNCTIONS += (reproduce, data, report, bench, import_torch, export)
+COMMANDS = {function.__name__.replace("_", "-"): function for function in FUNCTIONS}
 
 
 def _run_part(command: str, parts: dict[str, Any], arguments: list[str]) -> Any:
@@ -391,7 +377,5 @@ def in_repository() -> bool:
 
 def need_repository(command: str) -> None:
     """Raise UserError for a command that an installed package does not have."""
-    require(
-        in_repository(),
-        f"{command} needs a clone of the repository: run `python run.py {command}` there",
-    )
+    advice = f"run `python run.py {command}` there"
+    require(in_repository(), f"{command} needs a clone of the repository: {advice}")

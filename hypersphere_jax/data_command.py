@@ -1,7 +1,6 @@
 """The command `data`: data sets by name, their description, and pictures of their views."""
 
 import contextlib
-import dataclasses
 import functools
 import textwrap
 from pathlib import Path
@@ -13,11 +12,12 @@ from hypersphere_jax import data, text
 from hypersphere_jax.configs import InspectConfig, PrepareConfig, UserError, require
 from hypersphere_jax.configs.base import WRITER, check_output, program
 from hypersphere_jax.data import tfds
+from hypersphere_jax.data.describe import describe
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.text.prepare import PrepareTextConfig
 from hypersphere_jax.utils.files import write_json
-from hypersphere_jax.utils.terminal import say, track
+from hypersphere_jax.utils.terminal import printable, track
 
 MAX_CLASSES = 20  # more classes are not listed one by one
 SENTENCES = 6  # printed
@@ -38,25 +38,21 @@ def list_names(data_dir: str | None = None) -> None:
                 place = str(tfds.find_prepared(name, root)[0])
         rows.append((name, recipe, place))
     print_table(["name", "recipe", "where"], rows)
-    say(
-        f"\nFolder of prepared data: {root}.\n"
-        "Other names belong to TensorFlow Datasets. --data also takes a folder or .zip of "
-        "images (SPLIT/CLASS/file, CLASS/file, or images only), .npz and .npy files, and a folder "
-        "or file of text."
-    )
+    print(f"\nFolder of prepared data: {root}. Other names belong to TensorFlow Datasets.")
+    print("Folders, files and text: see --data in pretrain --help.")
 
 
 def prepare(config: PrepareConfig) -> None:
     """Download a data set of TensorFlow Datasets and prepare it for reading."""
     folder = tfds.prepare(config.data, config.data_dir)
     where = "" if config.data_dir is None else f" --data-dir {config.data_dir}"
-    say(f"prepared: {folder}\ninspect it: {program()} data inspect {config.data}{where}")
+    print(f"prepared: {folder}\ninspect it: {program()} data inspect {config.data}{where}")
 
 
 def prepare_text(config: PrepareTextConfig) -> None:
     """Turn text files into a corpus of sentences as token ids, to train on."""
     text.prepare_text(config)
-    say(f"prepared: {config.out}\ninspect it: {program()} data inspect {config.out}")
+    print(f"prepared: {config.out}\ninspect it: {program()} data inspect {config.out}")
 
 
 def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) -> None:
@@ -84,8 +80,6 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
 
 def _describe_images(config: InspectConfig, sample: int) -> dict[str, dict[str, Any]]:
     """Return the statistics of each split."""
-    from hypersphere_jax.data.describe import describe
-
     dataset = data.load(config)
     splits = {"train": dataset.train, "test": dataset.test}
     if dataset.pretrain is not dataset.train:
@@ -96,8 +90,8 @@ def _describe_images(config: InspectConfig, sample: int) -> dict[str, dict[str, 
         if source is not None:
             bad = BadImages(source, config.bad_images)
             described[name] = describe(source, bad, sample or None, progress)
-            say(f"{name}: {source.origin}")
-    say(f"recipe: {config.recipe or dataset.recipe}")
+            print(f"{name}: {source.origin}")
+    print(f"recipe: {config.recipe or dataset.recipe}")
     return described
 
 
@@ -108,13 +102,14 @@ def _describe_text(config: InspectConfig) -> dict[str, dict[str, Any]]:
     described = {"train": corpus.statistics()}
     if dataset.test is not None:
         described["test"] = dataset.test.statistics()
-    say(f"{corpus.origin}: {len(corpus.vocabulary):,} words")
+    print(f"{corpus.origin}: {len(corpus.vocabulary):,} words")
     # The middle of the largest document contains no title page.
     largest = int(np.argmax(np.diff(corpus.documents)))
     start, end = corpus.documents[largest : largest + 2].tolist()
     first = start + max(0, (end - start - SENTENCES) // 2)
     for number in range(first, min(end, first + SENTENCES)):
-        say(textwrap.fill(corpus.text(number), 96, initial_indent="- ", subsequent_indent="  "))
+        sentence = printable(corpus.text(number), 1000)
+        print(textwrap.fill(sentence, 96, initial_indent="- ", subsequent_indent="  "))
     return described
 
 
@@ -147,24 +142,22 @@ def show(
     """
     check_output(out, ".png")
     require(count >= 1, f"count={count}: must be at least 1")
-    from hypersphere_jax import augment
     from hypersphere_jax.reporting import pictures, plots
 
     require(text.find_text(config) is None, f"{config.data} is text: use data inspect")
     dataset = data.load(config)
-    recipe = config.recipe or dataset.recipe
-    images, names = pictures.spread_images(dataset.pretrain, count, config.bad_images)
-    size = image_size or max(max(image.shape[:2]) for image in images)
-    stem = Path(config.data).stem
-    path = out or Path(runs_dir, "data", f"{stem}-{recipe}.png")
-    title = f"{stem}: views by recipe {recipe}, {size} pixels"
+    config = config.replace(recipe=config.recipe or dataset.recipe)
+    numbers = pictures.spread(len(dataset.pretrain), count)
+    tiles = pictures.read_tiles(dataset.pretrain, numbers, config.bad_images)
+    size = image_size or max(max(tile.image.shape[:2]) for tile in tiles)
     try:
-        steps = augment.recipe_of(dataclasses.replace(config, recipe=recipe))
-        views = pictures.random_views(images, steps, size, seed, config.extra_channels)
+        views = pictures.random_views(tiles, config, size, seed)
     except ValueError as error:
-        raise UserError(f"recipe={recipe}: {error}") from error
-    plots.view_sheet(title, names, [image / 255 for image in images], views, path)
-    say(str(path))
+        raise UserError(f"recipe={config.recipe}: {error}") from error
+    stem = Path(config.data).stem
+    path = out or Path(runs_dir, "data", f"{stem}-{config.recipe}.png")
+    plots.view_sheet(f"{stem}: views by {config.recipe}, {size} pixels", tiles, views, path)
+    print(path)
 
 
 # Parts of the command by name.

@@ -73,7 +73,7 @@ def train(
 
     Custom parts can be combined. The run's `config.json` records their names, and resuming needs
     them again. Compiled programs are cached in the config's `cache_dir`, unless
-    `jax_compilation_cache_dir` is set; afterwards JAX's settings are restored.
+    `jax_compilation_cache_dir` is set.
 
     Args:
       config: Config of the run. Defaults to `PretrainConfig()`, on the embedded digits.
@@ -87,8 +87,7 @@ def train(
       network: A module of Flax (NNX or Linen) or of Equinox (of one image), or a pair of functions
         `init(key, x)` and `apply(params, x)` or `apply(params, stats, x, train)`. `x` is float32
         `[n, h, w, c]`; it returns features `[n, d]`, or a dict of layers that contains "output". A
-        module of NNX or Equinox starts with the parameters that it has. Its random numbers in
-        training, such as dropout, differ by step and device.
+        module of NNX or Equinox starts with the parameters that it has.
       augment: (key, uint8 image `[h, w, c]`) -> image of the network's size, for one view; or a
         `Recipe`, or its operations, see `augment`. Integers are divided by 255.
       preprocess: image -> image, for evaluation. Defaults to the config's recipe, and with
@@ -97,26 +96,17 @@ def train(
         `(view1, view2, labels, key) -> scalar` of dicts of all layers; with a queue
         `(query, key, queue) -> scalar`. With an argument `axis_name` it receives the features of
         one device and must return the loss of all; otherwise it receives all devices' features.
-      overwrite: Start again, and remove the run of this name once all arguments are checked. Call
-        without it to resume.
-
-    Returns:
-      The run.
+      overwrite: Start again, and remove the run of this name once all arguments are checked.
 
     Raises:
       UserError: for an invalid argument; the message says what to do.
       Diverged: for a loss, gradient or parameter that is not finite.
       Stopped: a `KeyboardInterrupt`, after Ctrl-C, SIGTERM or SIGHUP during the steps: the current
-        step is saved, and the same call resumes. Before the first step Ctrl-C raises an ordinary
-        `KeyboardInterrupt`.
+        step is saved, and the same call resumes.
     """
-    if config is None:
-        config = PretrainConfig()
-    require(
-        isinstance(config, PretrainConfig),
-        f"config is a {type(config).__name__}: give a PretrainConfig, as PretrainConfig(epochs=10)",
-    )
-    require(isinstance(overwrite, bool), f"overwrite={overwrite!r}: must be True or False")
+    config = PretrainConfig() if config is None else config
+    is_config = isinstance(config, PretrainConfig)
+    require(is_config, f"config is a {type(config).__name__}: give a PretrainConfig(epochs=10, …)")
     _check_custom(network, augment, preprocess, loss)
     if isinstance(augment, Recipe):
         preprocess = preprocess or augment.evaluate
@@ -144,13 +134,11 @@ def _check_custom(network: Any, augment: Any, preprocess: Any, loss: Any) -> Non
     is_recipe = isinstance(augment, Sequence | Recipe) and not isinstance(augment, str)
     require(
         augment is None or callable(augment) or is_recipe,
-        f"augment={augment!r}: must be a function or a Recipe; one of this package's by name is "
-        "PretrainConfig(recipe=…)",
+        f"augment={augment!r}: give a function or a Recipe; a name is PretrainConfig(recipe=…)",
     )
     require(
         not isinstance(network, str),
-        f"network={network!r}: must be a network; one of this package's by name is "
-        "PretrainConfig(model=…)",
+        f"network={network!r}: give a network; a name is PretrainConfig(model=…)",
     )
 
 

@@ -97,7 +97,6 @@ def test_a_new_run_is_announced_with_a_similar_name(tmp_path, capsys):
     [
         (C.Stopped("saved: run it again"), 0, "saved: run it again"),
         (C.UserError("two\n lines"), 2, "two lines"),
-        (C.UserError("resume with force=True"), 2, "resume with --force"),
         (OSError(28, "No space left", "file"), 2, "file"),
         (MemoryError("17 GiB"), 2, "17 GiB"),
         (JaxRuntimeError("RESOURCE_EXHAUSTED: of 9 GiB\ntrace"), 2, "9 GiB"),

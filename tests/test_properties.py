@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 import hypersphere_jax as hj
 from hypersphere_jax import configs as C
-from hypersphere_jax.configs.flags import with_file
+from hypersphere_jax.configs.flags import read_options
 from hypersphere_jax.data import load
 from hypersphere_jax.data.source import UnreadableImage
 from hypersphere_jax.pretrained import read_state
@@ -81,7 +81,7 @@ READERS = {
     "a.png": (IMAGE, lambda file: read_images(file.parent)),
     "options.yaml": (
         yaml.safe_dump(OPTIONS).encode(),
-        lambda file: with_file(C.PretrainConfig, str(file), None),
+        lambda file: read_options(C.PretrainConfig, file),
     ),
     "config.json": (json.dumps(RECORD).encode(), lambda file: read_config(file.parent)),
     "a.safetensors": (save({"a": FLOATS}), read_state),

@@ -12,7 +12,7 @@ from hypersphere_jax.data import image_files
 from hypersphere_jax.data.source import UnreadableImage
 from hypersphere_jax.evaluation.measure_runs import load_features
 from hypersphere_jax.evaluation.probe_runs import read_splits
-from hypersphere_jax.reporting import results, run_page
+from hypersphere_jax.reporting import run_page
 from hypersphere_jax.text.text_files import read_lines
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils import caches
@@ -53,7 +53,7 @@ def test_damaged_results_are_left_out(tmp_path, caplog):
     for number, content in enumerate(NOT_JSON):
         (tmp_path / f"run/eval/{number}.json").write_bytes(content)
     os.mkfifo(tmp_path / "run/eval/pipe.json")
-    assert [*results.read_results(tmp_path / "run")] == ["sound"]
+    assert [*run_page.read_results(tmp_path / "run")] == ["sound"]
     assert len(caplog.messages) == len(NOT_JSON) + 1
     assert "51.25" in run_page.write_run_page(tmp_path / "run").read_text()
 

@@ -17,11 +17,7 @@ from hypersphere_jax.configs.base import (
     section,
     to_dict,
 )
-from hypersphere_jax.configs.data import (
-    DataConfig,
-    InspectConfig,
-    PrepareConfig,
-)
+from hypersphere_jax.configs.data import DataConfig, InspectConfig, PrepareConfig
 from hypersphere_jax.configs.evaluation import (
     EvaluateConfig,
     FeaturesConfig,

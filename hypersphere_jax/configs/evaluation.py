@@ -2,43 +2,40 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.configs.base import (
-    Auto,
-    Config,
-    check_at_least,
-    check_at_most,
-    check_output,
-    check_positive,
-    check_seed,
-    refuse,
-    require,
-)
+from hypersphere_jax.configs.base import Auto, Config, check_range, refuse, require
 
 Measurement = Literal["rank", "classes", "distances", "projections", "retrieval", "prototype"]
 Column = Literal["run", "step", "task", "layer", "protocol", "valid", "top1", "top5", "seconds"]
-Protocol = Literal[
-    "lbfgs",
-    "knn",
-    "knn_weighted",
-    "stl10",
-    "moco",
-    "moco_imagenet100",
-    "simclr",
-    "balanced",
-    "quick_thought",
-]
+MinibatchProtocol = Literal["stl10", "moco", "moco_imagenet100", "simclr", "balanced"]
+Protocol = Literal["lbfgs", "knn", "knn_weighted", MinibatchProtocol, "quick_thought"]
 Evaluator = Literal["knn", "knn_weighted", "linear", "align_uniform", "rankme", "classifier"]
-NEIGHBOURS = {"knn", "knn_weighted"}
-# Protocols without minibatches.
-WITHOUT_BATCHES = {"lbfgs", "quick_thought", *NEIGHBOURS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(Config):
+    """Checkpoint and data of a run to evaluate."""
+
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    step: Auto[int] = None
+    """Checkpoint of a run; 0 is the random initialization. Defaults to the newest."""
+    data_dir: str | None = None
+    """Folder of a data set given by name, or of the run's data if it was moved."""
+    devices: Auto[int] = None
+    """Local devices. Defaults to all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "devices", at_least=1)
+        check_range(self, "step", at_least=0)
 
 
 @dataclass(frozen=True)
-class ProbeConfig(Config):
+class ProbeConfig(CheckpointOptions):
     """Linear probes and k-NN on frozen features, of checkpoints or from files.
 
     Hyper-parameters are chosen on the training split; the test split is scored once.
@@ -48,36 +45,30 @@ class ProbeConfig(Config):
         Positional[tuple[str, ...]],
         arg(metavar="RUN|FEATURES [...]", help_behavior_hint="(required)"),
     ]
-    """Runs (folders, or names in RUNS_DIR), folders of runs, or features: an .npz file with
-    train_x, train_y, test_x, test_y ([n, d] and integers [n]), or a folder with these as .npy
-    files, which may be larger than memory."""
-    runs_dir: str = "runs"
-    """Folder of all runs."""
+    """Runs (folders, or names in RUNS_DIR), folders of runs, or features: an .npz file, or folder
+    of .npy files, with train_x, train_y, test_x, test_y ([n, d] and integers [n])."""
     data: Annotated[tuple[str, ...], arg(help_behavior_hint="")] = ()
-    """Labelled sentences for sentence encoders: `mr` or `cr` in `--data-dir`; or STEM of the files
-    STEM.pos and STEM.neg, one sentence per line."""
+    """Labelled sentences: `mr` or `cr` in `--data-dir`, or STEM of STEM.pos and STEM.neg."""
     layers: Annotated[tuple[str, ...], arg(aliases=["--layer"])] = ("output",)
     """Layers to classify, flattened: `output`, `fc7`, `conv5`, `backbone`, …"""
     pool: Literal["none", "mean", "max"] = "none"
     """Spatial pooling of layers before they are flattened."""
     protocols: Annotated[tuple[Protocol, ...], arg(aliases=["--protocol"])] = ("lbfgs", "knn")
-    """`lbfgs`: full-batch logistic regression with a chosen L2; `knn`: 5 nearest neighbours,
-    majority vote; `knn_weighted`: 200 neighbours with votes exp(similarity / 0.1) (Wu et al. 2018).
-    With minibatches and a chosen rate and weight decay: `stl10` (Adam; Wang & Isola B.1), `moco`
-    and `moco_imagenet100` (SGD; B.2), `simclr` (LARS), `balanced` (SGD; balanced paper)."""
+    """`lbfgs`: logistic regression with a chosen L2; `knn`: 5 neighbours, majority
+    vote; `knn_weighted`: 200 neighbours with votes exp(similarity / 0.1) (Wu et al. 2018).
+    Minibatches with a chosen rate and decay: `stl10` (Adam; Wang & Isola B.1), `moco`
+    and `moco_imagenet100` (SGD; B.2), `simclr` (LARS), `balanced` (SGD; balanced
+    paper). `quick_thought`: sentences."""
     folds: Auto[int] = None
-    """Folds of cross-validation on the training split, by which hyper-parameters are chosen.
-    Defaults to one held-out part."""
+    """Folds of cross-validation to choose hyper-parameters by. Defaults to one held-out part."""
     as_printed: bool = False
     """Use the paper's learning rate and weight decay in minibatch protocols; choose nothing."""
     l2: Auto[tuple[float, ...]] = None
-    """Candidates of `lbfgs` for the penalty l2 / 2 |W|^2 on the mean cross-entropy. Defaults to
-    powers of 10."""
+    """Candidates of `lbfgs` for the penalty l2 / 2 |W|^2. Defaults to powers of 10."""
     standardize: bool = False
     """Divide each dimension by its standard deviation in `lbfgs`, not all by a common one."""
     augment: bool = False
-    """Train minibatch protocols on random crops and flips, fresh each epoch (one forward pass of
-    all images per epoch of each fit)."""
+    """Train minibatch protocols on random crops and flips, fresh each epoch (slow)."""
     k: tuple[int, ...] = (5,)
     """Numbers of neighbours of `knn`; one result for each."""
     metric: Literal["cosine", "euclidean"] = "cosine"
@@ -87,48 +78,39 @@ class ProbeConfig(Config):
     temperature: float = 0.1
     """Temperature of `--vote similarity`."""
     ignore_label: int | None = None
-    """Label of rows of a features file to leave out, e.g. -1. Unlabelled images of a run are always
-    left out."""
-    step: Auto[int] = None
-    """Checkpoint; 0 is the random initialization. Defaults to the newest."""
+    """Label of rows of a features file to leave out, e.g. -1."""
     all_steps: bool = False
     """Probe all saved checkpoints."""
     sort: Auto[Column] = None
-    """Column to sort by, best score first; `valid` is the accuracy on held-out training images, by
-    which encoders may be chosen. Defaults to the order of evaluation."""
+    """Column to sort by, best score first; `valid` is the accuracy on held-out training images."""
     out: Path | None = None
     """Also write all results to this .csv or .json file."""
-    data_dir: str | None = None
-    """Folder of the runs' data, if it was moved; with `--data`, folder of those."""
     seed: int = 0
     """Seed of held-out parts, folds, minibatches and random crops."""
-    devices: Auto[int] = None
-    """Local devices. Defaults to all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 2, "folds")
-        check_at_least(self, 1, "k", "devices")
-        check_at_least(self, 0, "step")
-        check_positive(self, "temperature")
-        check_seed(self, "seed")
+        check_range(self, "folds", at_least=2)
+        check_range(self, "k", at_least=1)
+        check_range(self, "temperature", above=0)
+        check_range(self, "seed", at_least=0, below=2**32)
         for name in ("runs", "layers", "protocols", "k"):
             require(bool(getattr(self, name)), f"{name}=: give at least one")
         is_one = not self.all_steps or self.step is None
-        require(is_one, "step= and all_steps=True exclude each other")
+        require(is_one, "step= and all_steps= exclude each other")
         self._check_protocols()
 
     def _check_protocols(self) -> None:
         """Refuse options that no protocol uses."""
         protocols = set(self.protocols)
-        if protocols <= WITHOUT_BATCHES:
+        if protocols.isdisjoint(get_args(MinibatchProtocol)):
             reason = "needs protocols=stl10, moco, simclr or balanced"
             refuse(self, ["augment", "as_printed"], reason)
         if "lbfgs" not in protocols:
             refuse(self, ["l2", "standardize"], "needs protocols=lbfgs")
         if "knn" not in protocols:
             refuse(self, ["k", "metric", "vote"], "needs protocols=knn")
-        if protocols <= NEIGHBOURS:
+        if protocols <= {"knn", "knn_weighted"}:
             refuse(self, ["folds"], "needs a protocol with something to choose")
         if self.vote != "similarity":
             refuse(self, ["temperature"], "needs vote=similarity")
@@ -139,51 +121,33 @@ class ProbeConfig(Config):
 
 
 @dataclass(frozen=True)
-class FeaturesConfig(Config):
+class FeaturesConfig(CheckpointOptions):
     """Features of images by a trained encoder, in a file."""
 
     run: Annotated[Positional[str], arg(metavar="RUN|ENCODER")]
-    """A run (folder, or name in RUNS_DIR), a folder that `Encoder.save` wrote, or a file of weights
-    (.safetensors, .npz, .pth)."""
+    """A run (folder, or name in RUNS_DIR), a folder of `Encoder.save`, or a file of weights."""
     out: Path
-    """File to write. `.npy`: the features [n, d] in the order of the images, whose labels and files
-    are written to a .csv file of the same name. `.npz`: `features`, `labels`, `names` (of the
-    classes) and `files`; for two splits `train_x`, `train_y`, `test_x`, `test_y`, for `probe`."""
-    runs_dir: str = "runs"
-    """Folder of all runs."""
+    """`.npy`: the features [n, d]; labels and file names are written to a .csv file of the same
+    name. `.npz`: `features`, `labels`, `names` (of the classes) and `files`; for two
+    splits `train_x`, `train_y`, `test_x` and `test_y`, for `probe`."""
     images: Auto[str] = None
-    """A folder, .zip, .npy or .npz file of images, the name of a data set, or one image. Defaults
-    to the run's data."""
-    data_dir: str | None = None
-    """Folder of a data set given by name, or of the run's data if it was moved."""
+    """Images: folder, .zip, .npy, .npz, data set, or one file. Defaults to the run's data."""
     split: Literal["all", "train", "test"] = "all"
     """Split of the images; `all`: train, then test."""
     layer: str = "output"
     """Layer to write, flattened: `output`, `fc7`, `conv5`, `backbone`, …"""
     pool: Literal["none", "mean", "max"] = "none"
     """Spatial pooling of the layer before it is flattened."""
-    step: Auto[int] = None
-    """Checkpoint of a run; 0 is the random initialization. Defaults to the newest."""
     bad_images: Literal["error", "skip"] = "error"
     """Unreadable images: stop, or leave them out."""
-    devices: Auto[int] = None
-    """Local devices. Defaults to all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "devices")
-        check_at_least(self, 0, "step")
 
 
 @dataclass(frozen=True)
-class MetricsConfig(Config):
+class MetricsConfig(CheckpointOptions):
     """Alignment, uniformity and geometry of the features of a run, or of a file."""
 
     run: Annotated[Positional[str], arg(metavar="RUN|FILE.npy")]
-    """A run (folder, or name in RUNS_DIR), or a file of unit-norm features [n, d]: .npy, of any
-    size, or .npz with `features` (and `labels`)."""
-    runs_dir: str = "runs"
-    """Folder of all runs."""
+    """A run, or a file of unit-norm features [n, d]: .npy, or .npz with `features`, `labels`."""
     parts: Auto[tuple[Measurement, ...]] = None
     """Further measurements. `rank`: effective rank and singular values; `classes`: uniformity by
     class; `distances`: histogram of positive pairs; `projections`: histograms along random
@@ -201,26 +165,18 @@ class MetricsConfig(Config):
     """Power of the distance in the alignment."""
     t: float = 2.0
     """Scale of the Gaussian potential in the uniformity."""
-    step: Auto[int] = None
-    """Checkpoint of a run; 0 is the random initialization. Defaults to the newest."""
-    data_dir: str | None = None
-    """Folder of the run's data, if it was moved."""
     seed: int = 0
     """Seed of augmented views, random directions and class mates."""
     out: Path | None = None
     """JSON file to write the result of a file to. (A run's is written to its folder.)"""
     figure: Path | None = None
     """PNG file to draw the result of a file to. (A run's is drawn in its folder.)"""
-    devices: Auto[int] = None
-    """Local devices. Defaults to all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "alpha", "t")
-        check_at_most(self, 1e6, "t")
-        check_seed(self, "seed")
-        check_at_least(self, 1, "devices")
-        check_at_least(self, 0, "step")
+        check_range(self, "alpha", above=0)
+        check_range(self, "t", above=0, at_most=1e6)
+        check_range(self, "seed", at_least=0, below=2**32)
         if self.of_file:
             refused = ["runs_dir", "split", "step", "data_dir", "devices"]
             refuse(self, refused, f"is for a run, and {self.run!r} is a file")
@@ -244,14 +200,12 @@ class ReportConfig(Config):
     runs_dir: str = "runs"
     """Folder of all runs."""
     out: Auto[Path] = None
-    """Page of several runs; their table as .csv and their curves as .png are written next to it.
-    Defaults to RUNS_DIR/report.html."""
+    """Page of several runs, with a .csv and a .png beside it. Defaults to RUNS_DIR/report.html."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.runs), "runs=: name at least one")
         require(self.out is None or len(self.runs) > 1, "out= is for several runs: leave it out")
-        check_output(self.out, ".html")
 
 
 @dataclass(frozen=True)
@@ -259,12 +213,11 @@ class EvaluateConfig(Config):
     """Evaluation during training; does not change the numbers of a run."""
 
     eval_every_epochs: Auto[int] = None
-    """Epochs between evaluations, which add `eval/…` to the metrics; one follows the last step.
-    Defaults to none."""
+    """Epochs between evaluations, which add `eval/…` to the metrics. Defaults to none."""
     evaluators: tuple[Evaluator, ...] = ("knn", "linear", "align_uniform", "rankme")
-    """`knn`: 5 nearest neighbours, majority vote; `knn_weighted`: 200 neighbours with votes
-    exp(similarity / 0.1); `linear`: logistic regression; `align_uniform`: alignment and uniformity;
-    `rankme`: effective rank; `classifier`: the classifier of a supervised run."""
+    """`knn`: 5 neighbours, majority vote; `knn_weighted`: 200, votes
+    exp(similarity / 0.1); `linear`: logistic regression; `align_uniform`; `rankme`: effective
+    rank; `classifier` of supervised runs."""
     eval_k: int = 5
     """Number of neighbours of `knn`."""
     eval_vote: Literal["majority", "similarity"] = "majority"
@@ -272,22 +225,20 @@ class EvaluateConfig(Config):
     eval_temperature: float = 0.1
     """Temperature of `--eval-vote similarity`."""
     eval_images: int | Literal["all"] = 2000
-    """Number of images, the same share of each class: half of them are searched by k-NN and fit the
-    regression, the others are classified. `all`: every image; with `--eval-split test` the training
-    split is searched and the test split classified."""
+    """Images, the same share of each class: half are searched and fitted, the others
+    classified. `all`: every image; with `--eval-split test`, the training split is searched."""
     eval_layer: str = "output"
     """Layer to classify, flattened."""
     eval_split: Auto[Literal["train", "test"]] = None
-    """Split of the classified images. Scores on the test split must choose nothing (with `--folds`
-    it is the held-out fold, which may choose). Supervised runs refuse `train`, whose labels they
-    have seen. Defaults to `train`, and for supervised runs to the held-out fold."""
+    """Split to classify. Scores on `test` must choose nothing, unless it is a held-out
+    fold (`--folds`). Defaults to `train`, and for supervised runs to the held-out fold."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "eval_every_epochs", "eval_k")
-        check_positive(self, "eval_temperature")
+        check_range(self, "eval_every_epochs", "eval_k", at_least=1)
+        check_range(self, "eval_temperature", above=0)
         if self.eval_images != "all":
-            check_at_least(self, 20, "eval_images")
+            check_range(self, "eval_images", at_least=20)
         require(bool(self.evaluators), "evaluators=: name one or more")
         if "knn" not in self.evaluators:
             refuse(self, ["eval_k", "eval_vote"], "needs evaluators=knn")

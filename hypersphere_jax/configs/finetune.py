@@ -5,16 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.configs.base import (
-    Auto,
-    Config,
-    check_at_least,
-    check_folder_name,
-    check_positive,
-    check_seed,
-    check_share,
-    require,
-)
+from hypersphere_jax.configs.base import Auto, Config, check_folder_name, check_range, require
 from hypersphere_jax.configs.evaluation import EvaluateConfig
 from hypersphere_jax.configs.runtime import RuntimeConfig
 
@@ -26,26 +17,21 @@ class FinetuneOptions(Config):
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """Run of the encoder: a folder, or a name in RUNS_DIR."""
     step: Auto[int] = None
-    """Checkpoint to start from. 0 is the random initialization, the supervised baseline. Defaults
-    to the newest."""
+    """Checkpoint to start from; 0 is the supervised baseline. Defaults to the newest."""
     name: Auto[str] = None
     """Name of the new run: its folder is RUNS_DIR/NAME. Defaults to RUN-finetune-FRACTION."""
     runs_dir: str = "runs"
     """Folder of all runs."""
     fraction: float = 1.0
-    """Share of the training images whose labels are used, the same of each class; usually 0.01 or
-    0.1."""
+    """Share of the training labels to use, the same of each class; usually 0.01 or 0.1."""
     layer: Auto[str] = None
-    """Layer of the classifier: the layer before the head, a layer of the head, or `output`.
-    Defaults to the layer before the head."""
+    """Layer of the classifier, such as `output`. Defaults to the layer before the head."""
     learning_rates: Annotated[tuple[float, ...], arg(metavar="RATE [RATE ...]")] = (0.05,)
-    """Learning rate for 256 images. Several are tried on 80% of the labels, and the best on the
-    other 20% is used (the smallest of equals)."""
+    """Learning rate for 256 images. Several are compared on a held-out 20% of the labels."""
     epochs: Auto[int] = None
     """Passes over the images. Defaults to 60 up to 1% of the labels, otherwise to 30."""
     batch_size: Auto[int] = None
-    """Images in the global batch. Defaults to 256, or the largest smaller power of two with enough
-    images."""
+    """Images in the global batch. Defaults to 256, or fewer if there are fewer images."""
     weight_decay: float = 0.0
     """L2 decay of all parameters."""
     recipe: Auto[str] = None
@@ -59,11 +45,11 @@ class FinetuneOptions(Config):
         super().__post_init__()
         if self.name is not None:
             check_folder_name(self, "name")
-        check_share(self, "fraction")
-        check_positive(self, "learning_rates")
-        check_at_least(self, 1, "epochs", "batch_size")
-        check_at_least(self, 0, "step", "weight_decay")
-        check_seed(self, "seed")
+        check_range(self, "fraction", above=0, at_most=1)
+        check_range(self, "learning_rates", above=0)
+        check_range(self, "epochs", "batch_size", at_least=1)
+        check_range(self, "step", "weight_decay", at_least=0)
+        check_range(self, "seed", at_least=0, below=2**32)
         rates = self.learning_rates
         are_distinct = 0 < len(rates) == len(set(rates))
         require(are_distinct, f"learning_rates={rates}: give one or more, each once")

@@ -5,29 +5,12 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress
 
-from hypersphere_jax.configs.base import (
-    Auto,
-    Config,
-    Custom,
-    changed,
-    check_at_least,
-    check_at_most,
-    check_positive,
-    hold_custom,
-    refuse,
-    require,
-)
+from hypersphere_jax.configs.base import Auto, Config, Custom, changed, check_range, refuse, require
 
-Network = Literal[
-    "small_cnn",
-    "small_alexnet",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "vit_tiny",
-    "vit_small",
-    "sentence_gru",
+ImageNetwork = Literal[
+    "small_cnn", "small_alexnet", "resnet18", "resnet34", "resnet50", "vit_tiny", "vit_small"
 ]
+Network = Literal[ImageNetwork, "sentence_gru"]
 Init = Literal["authors", "torch", "simclr", "he", "chrono"]
 Dtype = Literal["float32", "bfloat16"]
 # The only network of some initializations.
@@ -40,39 +23,34 @@ class ModelConfig(Config):
     """Encoder."""
 
     model: Network = "small_cnn"
-    """`small_cnn` for images of 8 to 16 pixels, `small_alexnet` (Wang & Isola) for 32 and 64
-    pixels, ResNets for all sizes, ViTs for multiples of their `patch_size`, `sentence_gru` for text
-    (both encoders of Quick-Thought)."""
+    """`small_cnn` for 8 to 16 pixels, `small_alexnet` (Wang & Isola) for 32 and 64, ResNets for all
+    sizes, ViTs for multiples of their `patch_size`, `sentence_gru` (Quick-Thought) for text."""
     dim: int = 32
     """Dimension d of the output on the unit hypersphere."""
     width: float = 1.0
     """Factor on the channel counts of the backbone."""
     stem: Auto[Literal["cifar", "imagenet"]] = None
-    """First layer of a ResNet: `cifar` (3x3 convolution) or `imagenet` (7x7 with stride 2, and a
-    max pool). Defaults to `cifar` below 64 pixels."""
+    """First layer of a ResNet: 3x3, or 7x7 and pooling. Defaults to `cifar` below 64 pixels."""
     patch_size: Auto[int] = None
-    """Side of a ViT's patches, in pixels; must divide `image_size`. Defaults to 4 below 64 pixels,
-    otherwise 16."""
+    """Side of a ViT's patches in pixels. Defaults to 4 below 64 pixels, otherwise 16."""
     pool: Literal["token", "mean"] = "token"
     """Features of a ViT: its class token, or the mean over its patches."""
     init: Init = "he"
-    """Initialization: `authors` (Wang & Isola's small_alexnet, N(0, 0.02)); `torch` (nn.Conv2d,
-    nn.Linear and torchvision's ResNets); `simclr` (its ResNets); `he` (He et al., LeCun for linear
+    """`authors` (small_alexnet, N(0, 0.02)); `torch` (nn.Conv2d, nn.Linear, torchvision's
+    ResNets); `simclr` (its ResNets); `he` (He et al., LeCun for linear
     outputs); `chrono` (sentence_gru with update gates that remember 1 to 63 words). ViTs start as
     in timm, except for their head."""
     zero_init_residual: bool = False
     """Start the last scale of each residual block at zero; `--init simclr` does so."""
     remat: bool = False
-    """Keep only the outputs of the blocks of a ResNet or ViT for the gradient, and compute the
-    blocks a second time: less memory, same numbers."""
+    """Recompute the blocks of a ResNet or ViT for the gradient: less memory, same numbers."""
     head: Literal["linear", "moco_v2", "simclr2", "simclr3", "balanced", "none"] = "linear"
-    """Projection head: linear; MoCo v2's MLP; SimCLR's with 2 or 3 layers and batch norm; the
-    balanced paper's with 3 layers (use --dim 2048); `none`: the normalized backbone features."""
+    """Projection head: linear; MoCo v2's; SimCLR's with 2 or 3 layers and batch norm; the balanced
+    paper's with 3 layers (use --dim 2048); `none`: the normalized backbone features."""
     head_hidden: Auto[int] = None
     """Width of the head's hidden layers. Defaults to the backbone's features (`balanced`: 2048)."""
     dtype: Dtype = "float32"
-    """Type of convolutions and linear maps. Parameters, batch statistics, output and loss are
-    float32."""
+    """Type of convolutions and linear maps. Parameters, output and loss are float32."""
     image_size: Auto[int] = None
     """Side of the images that enter the network, in pixels. Defaults to the size of the data."""
     in_channels: Annotated[int | None, Suppress] = None
@@ -80,12 +58,10 @@ class ModelConfig(Config):
     num_classes: Annotated[int, Suppress] = 0
     """Classes of a linear classifier (layer `logits`); set from the data of supervised runs."""
     classifier_layer: str = "output"
-    """Layer of a supervised run's classifier: `output`, a hidden layer of the head (`projection1`,
-    `projection2`), or the layer before the head (`backbone`, `fc7` of small_alexnet)."""
+    """Layer of a supervised run's classifier: `output`, `projection1`, `backbone`, …"""
     batch_norm: Auto[Literal["sync", "local", "split"]] = None
-    """Batch statistics of the global batch (`sync`), of each device (`local`), or of `--bn-groups`
-    equal parts of the global batch on any number of devices (`split`). Defaults to `split` with a
-    queue, where `sync` would leak the positives, otherwise to `sync`."""
+    """Batch statistics of the global batch, each device, or `--bn-groups` parts of the global
+    batch. Defaults to `split` with a queue, where `sync` would leak positives, else to `sync`."""
     bn_groups: int = 8
     """Parts of the global batch for `--batch-norm split`."""
     embedding: int = 620
@@ -99,14 +75,11 @@ class ModelConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        hold_custom(self, "network")
-        check_at_least(self, 2, "dim")
-        check_at_least(self, 4, "image_size")
-        check_at_least(self, 1, "head_hidden", "embedding", "bn_groups", "patch_size")
-        check_at_most(self, 1e6, "dim", "head_hidden", "embedding")
-        check_at_most(self, 1e4, "image_size")
-        check_positive(self, "width")
-        check_at_most(self, 100, "width")
+        check_range(self, "dim", at_least=2, at_most=10**6)
+        check_range(self, "head_hidden", "embedding", at_least=1, at_most=10**6)
+        check_range(self, "bn_groups", "patch_size", at_least=1)
+        check_range(self, "image_size", at_least=4, at_most=10**4)
+        check_range(self, "width", above=0, at_most=100)
         if self.network is not None:
             own = {"image_size", "in_channels", "dim", "network"}
             names = [name for name in changed(self, ModelConfig) if name not in own]
@@ -121,33 +94,22 @@ class ModelConfig(Config):
         if not self.model.startswith("vit"):
             refuse(self, ["patch_size", "pool"], f"is for ViTs, and {self.model} is none")
         elif self.image_size is not None and self.patch_size is not None:
-            require(
-                self.image_size % self.patch_size == 0,
-                f"patch_size={self.patch_size} does not divide image_size={self.image_size}; "
-                "change one of them",
-            )
+            fits = self.image_size % self.patch_size == 0
+            require(fits, f"patch_size={self.patch_size}: must divide image_size={self.image_size}")
         network = NETWORK_OF_INIT.get(self.init, "")
-        require(
-            self.model.startswith(network),
-            f"init={self.init} is for model={network}, not {self.model}: use torch or he",
-        )
+        is_allowed = self.model.startswith(network)
+        require(is_allowed, f"init={self.init} is for model={network}, not {self.model}")
         if self.head in ("linear", "none"):
             refuse(self, ["head_hidden"], "needs a head= with hidden layers")
-        if self.reads_text:
-            self._check_text()
-        else:
+        if not self.reads_text:
             refuse(self, TEXT_OPTIONS, f"is for encoders of sentences, not {self.model}")
-
-    def _check_text(self) -> None:
+            return
         allowed = {*TEXT_OPTIONS, "model", "dim", "dtype", "network"}
         if self.init == "chrono":
             allowed.add("init")
         names = [name for name in changed(self, ModelConfig) if name not in allowed]
         refuse(self, names, f"is for encoders of images, not {self.model}")
-        require(
-            self.dim % 2 == 0,
-            f"dim={self.dim}: {self.model} has half of it for each direction: use an even number",
-        )
+        require(self.dim % 2 == 0, f"dim={self.dim}: must be even for both directions")
 
     @property
     def label(self) -> str:

@@ -5,18 +5,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress, arg
 
-from hypersphere_jax.configs.base import (
-    Auto,
-    Config,
-    UserError,
-    changed,
-    check_at_least,
-    check_at_most,
-    check_positive,
-    hold_custom,
-    refuse,
-    require,
-)
+from hypersphere_jax.configs.base import Auto, Config, changed, check_range, refuse, require
 
 # The terms of the loss "weighted".
 WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
@@ -35,30 +24,14 @@ SETTINGS = {
     "visreg": ("loss_lam",),
     "supervised_contrastive": ("loss_tau",),
 }
+ChenLoss = Literal["decoupled_nt_xent", "generalized_contrastive", "logsumexp", "prior_matching"]
+BalancedLoss = Literal["dcl", "balanced_contrastive", "generalized_nt_xent"]
 Loss = Literal[
-    "weighted",
-    "nt_xent",
-    "decoupled_nt_xent",
-    "generalized_contrastive",
-    "dcl",
-    "balanced_contrastive",
-    "generalized_nt_xent",
-    "logsumexp",
-    "prior_matching",
-    "lejepa",
-    "visreg",
-    "supervised_contrastive",
+    "weighted", "nt_xent", ChenLoss, BalancedLoss, "lejepa", "visreg", "supervised_contrastive"
 ]
-# Losses whose temperature can be learned, with its option. The other losses decrease as their
-# temperature goes to 0 or infinity, whatever the features are.
-LEARNABLE_TEMPERATURES = {
-    "weighted": "contrastive_tau",
-    "nt_xent": "loss_tau",
-    "dcl": "loss_tau",
-    "supervised_contrastive": "loss_tau",
-}
-# Bounds of a learned temperature, as in CLIP.
-MIN_TAU = 0.01
+# Losses whose temperature can be learned. The others decrease as it goes to 0 or infinity.
+LEARNABLE_TEMPERATURE = ("nt_xent", "dcl", "supervised_contrastive")
+MIN_TAU = 0.01  # of a learned temperature, as in CLIP
 MAX_TAU = 1.0
 
 
@@ -84,33 +57,28 @@ class ObjectiveConfig(Config):
     """Weight of the cross-entropy of a linear classifier that is trained along."""
     loss: Loss = "weighted"
     """`weighted`: the sum of the weighted losses above. Another loss replaces contrastive,
-    alignment and uniformity: NT-Xent (SimCLR); the decoupled NT-Xent or the generalized contrastive
-    loss (Chen et al.); DCL, the balanced contrastive loss or the generalized NT-Xent (balanced
-    paper); LeJEPA or VISReg; the supervised contrastive loss, which takes labels; or, without
-    alignment, LogSumExp or a prior (Chen et al., Section C)."""
+    alignment and uniformity: NT-Xent (SimCLR); decoupled NT-Xent, generalized contrastive loss,
+    LogSumExp or a prior (Chen et al.); DCL, balanced contrastive loss or generalized
+    NT-Xent (balanced paper); LeJEPA; VISReg; or the supervised contrastive loss."""
     loss_tau: Auto[float] = None
-    """Temperature of `nt_xent`, `dcl`, `logsumexp` (default 0.5), `decoupled_nt_xent` (1) and
-    `supervised_contrastive` (0.1)."""
+    """Temperature: 0.5 by default, 1 for `decoupled_nt_xent`, 0.1 for `supervised_contrastive`."""
     loss_alpha: Auto[float] = None
     """Inverse temperature of `balanced_contrastive` (default 4), `generalized_nt_xent` (2)."""
     loss_lam: Auto[float] = None
-    """Weight of the uniformity term of `decoupled_nt_xent` (default 0.1), `generalized_contrastive`
-    (5), `balanced_contrastive` and `generalized_nt_xent` (2); weight between 0 and 1 of the
-    distribution term of `lejepa` (0.02) and `visreg` (0.9)."""
+    """Weight of the uniformity term
+    of `decoupled_nt_xent` (default 0.1), `generalized_contrastive` (5), `balanced_contrastive`
+    and `generalized_nt_xent` (2); or, at most 1, of the distribution term of `lejepa` (0.02)
+    and `visreg` (0.9)."""
     learn_tau: bool = False
-    """Learn the temperature of contrastive_weight, `nt_xent`, `dcl` or `supervised_contrastive`, in
-    log space and without weight decay. It starts at `contrastive_tau` or `loss_tau`, stays between
-    0.01 and 1, and is logged as `tau`."""
+    """Learn the temperature of `contrastive_weight`, `nt_xent`, `dcl` or `supervised_contrastive`,
+    in log space, between 0.01 and 1 and without weight decay. It is logged as `tau`."""
     similarity: Auto[Literal["cosine", "dot", "neg_euclidean"]] = None
-    """Similarity of `nt_xent` (default `cosine`). `dot` and `neg_euclidean` (minus the squared
-    distance) use unnormalized features."""
+    """Similarity of `nt_xent` (default `cosine`); the others use unnormalized features."""
     prior: Auto[Literal["hypersphere", "normal", "hypercube"]] = None
-    """Prior of `generalized_contrastive` and `prior_matching` (default `hypersphere`). The others
-    use unnormalized features."""
+    """Prior (default `hypersphere`). The others use unnormalized features."""
     align_scaling: Auto[Literal["per_sample", "per_dimension"]] = None
     """Mean of the alignment term over samples (default of `decoupled_nt_xent`, Eq. (5)), or over
-    dimensions as well (default of `generalized_contrastive`, as in the paper's tables, whose lambda
-    is d times smaller for it)."""
+    dimensions as well (default of `generalized_contrastive`, as in the paper's tables)."""
     self_similarity: bool = False
     """Keep a view's similarity with itself in `decoupled_nt_xent`, as the authors' notebook."""
     loss_factor: float = 1.0
@@ -120,47 +88,35 @@ class ObjectiveConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        hold_custom(self, "function")
-        check_at_least(self, 0, *WEIGHTS, "loss_lam")
-        check_positive(self, "contrastive_tau", "align_alpha", "uniform_t", "loss_tau")
-        check_positive(self, "loss_alpha", "loss_factor")
+        check_range(self, *WEIGHTS, "loss_lam", at_least=0)
+        check_range(self, "contrastive_tau", "align_alpha", "uniform_t", above=0)
+        check_range(self, "loss_tau", "loss_alpha", "loss_factor", above=0)
         if self.function is not None:
             own = {"function", "align_alpha", "uniform_t"}
             names = [name for name in changed(self, ObjectiveConfig) if name not in own]
             refuse(self, names, "is for the losses of this package, and loss= is a custom one")
-        require(
-            any(getattr(self, name) for name in WEIGHTS),
-            "all weights of the loss are 0: at least one must be above 0",
-        )
+        has_weight = any(getattr(self, name) for name in WEIGHTS)
+        require(has_weight, "all weights of the loss are 0: at least one must be above 0")
         if self.loss in ("lejepa", "visreg"):
-            check_at_most(self, 1, "loss_lam")
+            check_range(self, "loss_lam", at_most=1)
         if self.learn_tau:
-            self._check_temperature()
+            option = self.temperature_option or ""
+            losses = " or ".join(LEARNABLE_TEMPERATURE)
+            require(option != "", f"learn_tau= needs contrastive_weight= above 0, or loss={losses}")
+            check_range(self, option, at_least=MIN_TAU, at_most=MAX_TAU)
         if self.loss == "weighted":
             refuse(self, ["loss_factor"], "is for the other losses; `weighted` has weights")
         for name in changed(self, ObjectiveConfig):
-            losses = [loss for loss, names in SETTINGS.items() if name in names]
-            require(
-                not losses or self.loss in losses,
-                f"{name}= is for loss={' or '.join(losses)}, not {self.loss}",
-            )
+            users = [loss for loss, names in SETTINGS.items() if name in names]
+            is_used = not users or self.loss in users
+            require(is_used, f"{name}= is for loss={' or '.join(users)}, not {self.loss}")
 
     @property
     def temperature_option(self) -> str | None:
         """Name of the option whose temperature can be learned, if the loss has one."""
-        if self.loss == "weighted" and not self.contrastive_weight:
-            return None
-        return LEARNABLE_TEMPERATURES.get(self.loss)
-
-    def _check_temperature(self) -> None:
-        option = self.temperature_option
-        if option is None:
-            raise UserError(
-                f"learn_tau= is for contrastive_weight= above 0 and loss=nt_xent, dcl or "
-                f"supervised_contrastive, not loss={self.loss} with these weights"
-            )
-        check_at_least(self, MIN_TAU, option)
-        check_at_most(self, MAX_TAU, option)
+        if self.loss == "weighted" and self.contrastive_weight:
+            return "contrastive_tau"
+        return "loss_tau" if self.loss in LEARNABLE_TEMPERATURE else None
 
 
 @dataclass(frozen=True)
@@ -177,12 +133,11 @@ class MocoConfig(Config):
     ema_stats: Literal["own", "averaged"] = "own"
     """Running batch statistics of the momentum encoder: from its keys, or averaged."""
     moco_symmetric: bool = False
-    """Both views are queries, and the keys of both enter the queue, as in MoCo's notebook for
-    CIFAR-10. The loss is the mean over the two views."""
+    """Both views are queries, and the keys of both enter the queue, as in MoCo's notebook."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 0, "queue_size", "ema_decay")
-        check_at_most(self, 1, "ema_decay")
+        check_range(self, "queue_size", at_least=0)
+        check_range(self, "ema_decay", at_least=0, at_most=1)
         if self.queue_size == 0:
             refuse(self, changed(self, MocoConfig), "needs queue_size= above 0")

@@ -2,14 +2,7 @@
 
 from dataclasses import dataclass
 
-from hypersphere_jax.configs.base import (
-    Config,
-    check_at_least,
-    check_folder_name,
-    check_seed,
-    refuse,
-    require,
-)
+from hypersphere_jax.configs.base import Config, check_folder_name, check_range, refuse, require
 from hypersphere_jax.configs.data import DataConfig
 from hypersphere_jax.configs.evaluation import EvaluateConfig
 from hypersphere_jax.configs.model import ModelConfig
@@ -45,8 +38,8 @@ class RunConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_folder_name(self, "name")
-        check_seed(self, "seed")
-        check_at_least(self, 0, "init_step")
+        check_range(self, "seed", at_least=0, below=2**32)
+        check_range(self, "init_step", at_least=0)
         if self.init_from is None:
             refuse(self, ["init_step"], "is a checkpoint of init_from=, which is not given")
 
@@ -66,26 +59,14 @@ class PretrainConfig(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            not (self.queue_size and self.supervised_weight),
-            "queue_size= and supervised_weight= exclude each other: the queue has no labels",
-        )
-        require(
-            self.loss == "weighted" or not (self.queue_size or self.reads_text),
-            f"loss={self.loss} compares two views within a batch of images: use loss=weighted with "
-            "queue_size= or model=sentence_gru",
-        )
+        has_labels = not (self.queue_size and self.supervised_weight)
+        require(has_labels, "queue_size= has no labels for supervised_weight=: leave one out")
+        is_weighted = self.loss == "weighted" or not (self.queue_size or self.reads_text)
+        require(is_weighted, f"loss={self.loss} excludes queue_size= and model=sentence_gru")
         if self.microbatch_size is not None:
-            require(
-                not (self.queue_size or self.reads_text),
-                "microbatch_size= is for two views of images in one network: leave it out with "
-                "queue_size= or model=sentence_gru",
-            )
-            require(
-                self.batch_norm != "split",
-                "microbatch_size= and batch_norm=split exclude each other: each microbatch is one "
-                "group of batch norm",
-            )
+            is_plain = not (self.queue_size or self.reads_text or self.batch_norm == "split")
+            excluded = "queue_size=, model=sentence_gru and batch_norm=split"
+            require(is_plain, f"microbatch_size= excludes {excluded}: leave one out")
         if self.queue_size == 0:
             refuse(self, ["uniform_intra_batch"], "needs queue_size= above 0")
         if not (self.supervised_weight or self.num_classes):

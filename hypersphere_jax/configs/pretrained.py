@@ -6,14 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.configs.base import (
-    Auto,
-    Config,
-    check_at_least,
-    check_folder_name,
-    check_seed,
-    refuse,
-)
+from hypersphere_jax.configs.base import Auto, Config, check_folder_name, check_range, refuse
 from hypersphere_jax.configs.data import DataConfig
 from hypersphere_jax.configs.model import Dtype, Init, ModelConfig
 
@@ -30,16 +23,13 @@ class WeightsOptions(Config):
     runs_dir: str = "runs"
     """Folder of all runs."""
     prefix: Auto[str] = None
-    """Prefix of the encoder's names in the file, such as `module.encoder_k`. Detected by default;
-    MoCo's query encoder is preferred to its key encoder."""
+    """Prefix of the encoder's names in the file, as `module.encoder_k`. Detected by default."""
     image_size: Auto[int] = None
-    """Side of the images that enter the network, in pixels. Defaults to 224 for ResNets (32 with a
-    3x3 stem), otherwise to the size that fits the weights."""
+    """Side of the images in pixels. Defaults to 224 for ResNets (32 with a 3x3 stem)."""
     dtype: Dtype = "float32"
     """Type of convolutions and linear maps."""
     head: Literal["file", "none", "linear", "moco_v2", "simclr2", "simclr3", "balanced"] = "file"
-    """`file`: the head in the file; `none`: no head. The others, see `pretrain --help`, are random:
-    probe a layer before the head then, such as `backbone` or `fc7`."""
+    """`file`: the file's; `none`; or a random one: probe a layer before it, such as `fc7`."""
     dim: int = ModelConfig.dim
     """Dimension of the output of a random head."""
     head_hidden: Auto[int] = None
@@ -52,7 +42,7 @@ class WeightsOptions(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_folder_name(self, "name")
-        check_seed(self, "seed")
+        check_range(self, "seed", at_least=0, below=2**32)
         if not self.has_random_head:
             reason = "is for a random head: choose one, such as head=linear"
             refuse(self, ["dim", "head_hidden", "init"], reason)
@@ -81,9 +71,8 @@ class ExportConfig(Config):
     step: Auto[int] = None
     """Checkpoint. Defaults to the newest."""
     names: Auto[Literal["torch", "own"]] = None
-    """PyTorch's names and layouts (ResNets, ViTs, SmallAlexNet), or this package's, such as
-    `params/conv1/layer/kernel`. Defaults to PyTorch's where the network has them."""
+    """PyTorch's names and layouts (its default networks), or this package's, `params/conv1/…`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 0, "step")
+        check_range(self, "step", at_least=0)

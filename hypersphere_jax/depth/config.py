@@ -5,14 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.configs.base import (
-    Auto,
-    Config,
-    check_at_least,
-    check_positive,
-    check_seed,
-    require,
-)
+from hypersphere_jax.configs.base import Auto, Config, check_range, require
 from hypersphere_jax.configs.optimizer import OptimizerConfig
 
 EPOCHS = 120  # of Wang & Isola, B.1
@@ -52,10 +45,10 @@ class DepthConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "epochs", "batch_size", "devices")
-        check_at_least(self, 0, "step")
-        check_positive(self, "learning_rate")
-        check_seed(self, "seed")
+        check_range(self, "epochs", "batch_size", "devices", at_least=1)
+        check_range(self, "step", at_least=0)
+        check_range(self, "learning_rate", above=0)
+        check_range(self, "seed", at_least=0, below=2**32)
         require(bool(self.runs), "name a run, such as runs/nyu_depth_align_uniform")
         require(self.folds == 0 or self.folds >= 2, f"folds={self.folds}: must be 0, 2 or more")
         can_choose = len(self.runs) == 1 or self.folds > 0

@@ -34,7 +34,7 @@ class Section:
     commands: Sequence[str] = ()
 
 
-def write_page(path: str | Path, title: str, sections: Sequence[Section]) -> Path:
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
     """Render sections through `page.html.jinja` into a file, and return its path."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -43,14 +43,9 @@ def write_page(path: str | Path, title: str, sections: Sequence[Section]) -> Pat
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["format"] = format_value
-    environment.filters["base64"] = _read_base64
+    environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
     template = environment.get_template("page.html.jinja")
     page = template.render(title=title, sections=sections, generator=WRITER)
-    path = Path(path)
     with atomic_write(path) as file:
         file.write(page.encode(errors="backslashreplace"))  # file names may contain surrogates
     return path
-
-
-def _read_base64(path: Path) -> str:
-    return base64.b64encode(Path(path).read_bytes()).decode()

@@ -1,7 +1,7 @@
 """Pictures of a run's data: augmented views, and nearest neighbours of its outputs."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from hypersphere_jax import augment
 from hypersphere_jax.augment.recipes import Recipe
-from hypersphere_jax.configs import PretrainConfig, UserError
+from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, read
-from hypersphere_jax.data.subsets import Concatenated, Subset
+from hypersphere_jax.data.subsets import Subset
 from hypersphere_jax.evaluation.features import Extractor, concatenate_layers
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.plots.images import Tile
@@ -31,41 +31,31 @@ SENTENCES = 3  # neighbours per sentence
 BANK = 2000  # maximum number of training samples among which neighbours are searched
 
 
-def draw_pictures(folder: Path, config: PretrainConfig | None = None, redraw: bool = True) -> None:
+def draw_pictures(folder: Path, config: PretrainConfig | None = None) -> None:
     """Draw views and neighbours of a run into its figures/, or log a warning.
 
-    Args:
-      folder: Folder of the run.
-      config: Config of the run with custom functions; defaults to config.json.
-      redraw: Replace existing pictures.
+    `config` is the config of the run with custom functions; it defaults to config.json.
     """
     try:
-        saved = config or run_dir.read_config(folder)
-        draw = {"augmented_views.png": draw_views, "nearest_neighbours.png": draw_neighbours}
-        if saved.reads_text:
-            draw = {"nearest_sentences.json": write_sentences}
-        missing = [name for name in draw if redraw or not (folder / "figures" / name).is_file()]
-        if missing:
-            dataset = run_dir.open_data(config) if config else run_dir.load_data(folder)
-            encoder = run_dir.load_encoder(folder, config=saved)
-            for name in missing:
-                draw[name](encoder, dataset, folder / "figures" / name)
+        dataset = run_dir.open_data(config) if config else run_dir.load_data(folder)
+        encoder = run_dir.load_encoder(folder, config=config)
+        figures = folder / "figures"
+        if encoder.config.reads_text:
+            write_sentences(encoder, dataset, figures / "nearest_sentences.json")
+        else:
+            draw_views(encoder, dataset, figures / "augmented_views.png")
+            draw_neighbours(encoder, dataset, figures / "nearest_neighbours.png")
     except (UserError, OSError, ValueError, RuntimeError) as error:  # e.g. out of memory
         logger.warning("%s: its page has no pictures of the data: %s", folder, error)
 
 
-def draw_views(encoder: RunEncoder, dataset: Dataset, path: Path | None = None) -> Any:
+def draw_views(encoder: RunEncoder, dataset: Dataset, path: Path) -> None:
     """Draw training images, each with two random views as the network receives them."""
     config = encoder.config
     size = config.image_size
-    images, names = spread_images(dataset.pretrain, IMAGES, config.bad_images)
-    recipe = augment.recipe_of(config)
-    views = random_views(images, recipe, size, config.seed, config.extra_channels)
-    low = min(0.0, views.min())  # a user's function may have any range
-    high = max(1.0, views.max())
     title = f"{config.name}: views by {config.augment or config.recipe}, {size} pixels"
-    images = [image / 255 for image in images]
-    return plots.view_sheet(title, names, images, (views - low) / (high - low), path)
+    tiles = read_tiles(dataset.pretrain, spread(len(dataset.pretrain), IMAGES), config.bad_images)
+    plots.view_sheet(title, tiles, random_views(tiles, config, size, config.seed), path)
 
 
 def draw_neighbours(encoder: RunEncoder, dataset: Dataset, path: Path | None = None) -> Any:
@@ -77,15 +67,11 @@ def draw_neighbours(encoder: RunEncoder, dataset: Dataset, path: Path | None = N
     queries = dataset.test or train
     rows = []
     for query, members, cosines in _nearest(encoder, train, queries, NEIGHBOURS):
-        rows.append(_tiles(queries, [query], [None]) + _tiles(train, members, cosines))
+        neighbours = read_tiles(train, members, "skip")
+        row = [tile._replace(cosine=x) for tile, x in zip(neighbours, cosines, strict=True)]
+        rows.append(read_tiles(queries, [query], "skip") + row)
     title = f"{encoder.config.name}, step {encoder.step}: nearest of {_bank(train)} training images"
     return plots.neighbour_sheet(title, rows, path)
-
-
-def _tiles(source: Source, numbers: Sequence[int], cosines: Sequence[float | None]) -> list[Tile]:
-    images, names = _read_images(source, numbers, "skip")
-    parts = zip(images, names, source.labels[numbers], cosines, strict=True)
-    return [Tile(image / 255, *rest) for image, *rest in parts]
 
 
 def write_sentences(encoder: RunEncoder, dataset: Dataset, path: Path) -> None:
@@ -111,79 +97,67 @@ def _nearest(
     by_class = np.argsort(queries.labels, kind="stable")
     asked = by_class[spread(len(queries), QUERIES)]
     bank = spread(len(train), BANK)
-    sample = Concatenated([Subset(train, bank, "a sample"), Subset(queries, asked, "queries")])
-    features, numbers = _outputs(encoder, sample)
-    is_member = numbers < len(bank)
-    members = bank[numbers[is_member]]
+    if queries is train:
+        bank = np.setdiff1d(bank, asked)
+    features, bank = _outputs(encoder, train, bank)
     found = []
-    for number, query in zip(numbers[~is_member] - len(bank), features[~is_member], strict=True):
-        cosines = features[is_member] @ query
-        order = np.argsort(-cosines, kind="stable")
-        if queries is train:
-            order = order[members[order] != asked[number]]  # not the query itself
-        nearest = order[:count]
-        found.append((int(asked[number]), members[nearest], cosines[nearest]))
+    for query, number in zip(*_outputs(encoder, queries, asked), strict=True):
+        cosines = features @ query
+        order = np.argsort(-cosines, kind="stable")[:count]
+        found.append((int(number), bank[order], cosines[order]))
     return found
 
 
-def _outputs(encoder: RunEncoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs `[n, dim]` of unit norm of the readable samples, and their indices `[n]`."""
+def _outputs(
+    encoder: RunEncoder, source: Source, numbers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return outputs `[n, dim]` of unit norm of the readable samples, and their numbers `[n]`."""
+    sample = Subset(source, numbers, "a sample")
     devices = distributed.local_devices(1)
-    extractor = Extractor(encoder.apply, encoder.config, source, devices, {"output": "none"})
-    batches = list(extractor.read())
-    (layers,), _ = concatenate_layers(extractor.forward(encoder.params, encoder.stats, batches))
-    indices = np.concatenate([batch.indices for batch in batches])
+    extractor = Extractor(encoder.apply, encoder.config, sample, devices, {"output": "none"})
+    batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
+    (layers,), _ = concatenate_layers(batches)
     norms = np.linalg.norm(layers["output"], axis=1, keepdims=True)
-    return layers["output"] / np.maximum(norms, 1e-12), indices[indices >= 0]
+    readable = np.concatenate(extractor.indices)
+    return layers["output"] / np.maximum(norms, 1e-12), numbers[readable]
 
 
 def spread(n: int, count: int) -> np.ndarray:
     """Return at most `count` evenly spread indices below n."""
-    count = min(count, n)
-    return np.arange(count) * n // max(1, count)
+    return np.arange(min(count, n)) * n // min(count, n)
 
 
-def spread_images(
-    source: Source, count: int, on_bad: Literal["error", "skip"]
-) -> tuple[list[np.ndarray], list[str]]:
-    """Read at most `count` evenly spread images, and name each by its class, file or index."""
-    return _read_images(source, spread(len(source), count), on_bad)
-
-
-def _read_images(
-    source: Source, numbers: Iterable[int], on_bad: Literal["error", "skip"]
-) -> tuple[list[np.ndarray], list[str]]:
+def read_tiles(
+    source: Source, numbers: Sequence[int] | np.ndarray, on_bad: Literal["error", "skip"]
+) -> list[Tile]:
+    """Read images, and name each by its class, file or index."""
     bad = BadImages(source, on_bad)
-    images = []
-    names = []
+    tiles = []
     for number in numbers:
         sample, missing = read(source, int(number))
         bad.report(missing)
-        images.append(sample["image"])
         name = Path(sample.get("file", f"image {sample['index']}")).stem
         if sample["label"] >= 0:
             name = source.class_names[sample["label"]]
-        names.append(name)
-    return images, names
+        tiles.append(Tile(sample["image"], name, sample["label"]))
+    return tiles
 
 
-def random_views(
-    images: list[np.ndarray], recipe: Recipe, size: int, seed: int, extra_channels: int
-) -> np.ndarray:
-    """Return two views of each image `[n, 2, size, size, c]`, without normalization."""
+def random_views(tiles: Sequence[Tile], config: DataConfig, size: int, seed: int) -> np.ndarray:
+    """Return two views of each image `[n, 2, size, size, c]` in [0, 1], without normalization."""
+    recipe = augment.recipe_of(config)
     train: Any = recipe.train
     if not callable(train):
         train = tuple(step for step in train if step[0] != "normalize")
-    cropped = len({image.shape for image in images}) > 1
-    if cropped:
+    images = [tile.image for tile in tiles]
+    is_cropped = len({image.shape for image in images}) > 1
+    if is_cropped:
         crops = TwoCrops(augment.host_crops(recipe, size)[0], seed)
         images = [crops(image, 0, position) for position, image in enumerate(images)]
-    transform = augment.make_augment(
-        Recipe(train, ()), size, cropped=cropped, extra_channels=extra_channels
-    )
-    views = jax.jit(
-        lambda images, positions: augment.two_views(
-            transform, jax.random.key(seed), images, positions
-        )
-    )
-    return np.stack(views(np.stack(images), jnp.arange(len(images))), axis=1)
+    options = {"cropped": is_cropped, "extra_channels": config.extra_channels}
+    transform = augment.make_augment(Recipe(train, ()), size, **options)
+    draw = jax.jit(augment.two_views, static_argnums=0)
+    views = draw(transform, jax.random.key(seed), np.stack(images), jnp.arange(len(images)))
+    low = np.minimum(0, np.min(views))  # a user's function may have any range
+    high = np.maximum(1, np.max(views))
+    return (np.stack(views, axis=1) - low) / (high - low)

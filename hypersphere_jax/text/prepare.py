@@ -61,10 +61,9 @@ class PrepareTextConfig(base.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        base.check_at_least(self, 1, "vocabulary")
-        base.check_at_least(self, 2, "max_tokens")
-        base.check_at_most(self, MAX_TOKENS, "max_tokens")
-        base.check_below_one(self, "held_out")
+        base.check_range(self, "vocabulary", at_least=1)
+        base.check_range(self, "max_tokens", at_least=2, at_most=MAX_TOKENS)
+        base.check_range(self, "held_out", at_least=0, below=1)
 
 
 def load_text(config: DataConfig) -> Dataset:

@@ -5,7 +5,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -23,26 +23,43 @@ def open_array(path: str | Path, name: str | None = None) -> np.ndarray:
     Raises:
       UserError: for a missing or damaged file, an unknown name, or another kind of array.
     """
-    with open_file(path) as stream, _readable(path):
-        if not _is_archive(stream):
-            return _checked(np.load(path, mmap_mode="r", allow_pickle=False))
-        with np.load(stream, allow_pickle=False) as archive:
-            names = archive.files
+    with _loaded(path) as array:
+        if isinstance(array, np.lib.npyio.NpzFile):
+            names = array.files
             if name is None and len(names) == 1:
                 (name,) = names
             if names.count(name) != 1:
                 wanted = name or "a single array"
                 raise ValueError(f"expected {wanted}, found {', '.join(names[:8]) or 'no arrays'}")
-            return _checked(archive[name])
+            array = array[name]
+        if not isinstance(array, np.ndarray):  # NumPy returns other members of a zip file as bytes
+            raise ValueError("it contains no array")
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"its dtype is {array.dtype}; use integers or floating-point numbers")
+        return array
 
 
 def array_names(path: str | Path) -> list[str]:
     """Return the names of the arrays in an `.npz` file; an empty list for other files."""
-    with open_file(path) as stream, _readable(path):
-        if not _is_archive(stream):
-            return []
-        with np.load(stream, allow_pickle=False) as archive:
-            return list(archive.files)
+    with _loaded(path) as loaded:
+        return list(getattr(loaded, "files", []))
+
+
+@contextlib.contextmanager
+def _loaded(path: str | Path) -> Iterator[Any]:
+    """Load a file, and turn the many kinds of exceptions for damaged files into UserError."""
+    with open_file(path) as stream:
+        is_archive = stream.read(2) == b"PK"
+        stream.seek(0)
+        try:
+            if is_archive:
+                with np.load(stream, allow_pickle=False) as archive:
+                    yield archive
+            else:
+                yield np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as error:
+            line = str(error).partition("\n")[0]
+            raise UserError(f"{path} cannot be read as a NumPy array: {line}") from error
 
 
 def entry(array: np.ndarray) -> dict[str, Any]:
@@ -54,29 +71,3 @@ def entry(array: np.ndarray) -> dict[str, Any]:
 def checksum(record: dict[str, Any]) -> int:
     """Return the checksum of a dict of JSON values, independent of the order of its keys."""
     return zlib.crc32(json.dumps(record, sort_keys=True).encode())
-
-
-def _checked(array: Any) -> np.ndarray:
-    if not isinstance(array, np.ndarray):  # NumPy returns other members of a zip file as bytes
-        raise ValueError("it contains no array")
-    if array.dtype.kind not in "fiu":
-        raise ValueError(f"its dtype is {array.dtype}; use integers or floating-point numbers")
-    return array
-
-
-def _is_archive(stream: BinaryIO) -> bool:
-    start = stream.read(6)
-    stream.seek(0)
-    if not start.startswith((b"PK", b"\x93NUMPY")):
-        raise ValueError("it is not an .npy or .npz file")
-    return start.startswith(b"PK")
-
-
-@contextlib.contextmanager
-def _readable(path: str | Path) -> Iterator[None]:
-    """Turn the many kinds of exceptions for damaged files into UserError."""
-    try:
-        yield
-    except Exception as error:
-        line = str(error).partition("\n")[0]
-        raise UserError(f"{path} cannot be read as a NumPy array: {line}") from error

@@ -27,9 +27,10 @@ def fingerprint(*parts: str | bytes | np.ndarray) -> str:
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
-            digest.update(part.encode(errors="surrogateescape"))
-        else:
-            digest.update(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part)
+            part = part.encode(errors="surrogateescape")
+        elif isinstance(part, np.ndarray):
+            part = np.ascontiguousarray(part)
+        digest.update(part)
     return digest.hexdigest()[:16]
 
 
@@ -65,12 +66,9 @@ def write(file: Path, *arrays: np.ndarray) -> None:
 
 
 def write_if_slow(file: Path | None, started: float, *arrays: np.ndarray) -> None:
-    """Cache arrays whose computation took more than `SLOW_SECONDS`; ignore a full disk.
+    """Cache arrays whose computation took more than `SLOW_SECONDS`, or replace a damaged file.
 
-    Args:
-      file: the cache file, None to cache nothing. A damaged file is always replaced.
-      started: `time.monotonic()` at the start of the computation.
-      *arrays: the arrays.
+    `started` is `time.monotonic()` at the start of the computation. A full disk is ignored.
     """
     if file is not None and (time.monotonic() - started > SLOW_SECONDS or file.exists()):
         with contextlib.suppress(OSError):

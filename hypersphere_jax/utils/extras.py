@@ -4,7 +4,7 @@
 EXTRAS = {
     "train": (
         *("flax", "optax", "orbax", "sklearn", "PIL", "tyro", "rich", "matplotlib", "tensorboardX"),
-        *("h5py", "scipy", "grain", "safetensors", "yaml", "docstring_parser", "jinja2"),
+        *("h5py", "scipy", "grain", "safetensors", "yaml", "jinja2"),
     ),
     "tfds": ("tensorflow_datasets", "importlib_resources"),
     "wandb": ("wandb",),

@@ -48,13 +48,9 @@ def read_json(
 ) -> dict[str, Any]:
     """Return the JSON object in a UTF-8 file.
 
-    Args:
-      file: the file.
-      keys: keys that it must have.
-      advice: what to do about a damaged file.
-
     Raises:
-      UserError: for an unreadable file, other content than a JSON object, or a missing key.
+      UserError: for an unreadable file, other content than a JSON object, or a missing key; the
+        message ends with the advice.
     """
     try:
         with open_file(file) as stream:
@@ -105,11 +101,9 @@ def open_file(path: Path | str) -> BinaryIO:
 
 @contextlib.contextmanager
 def locked(file: Path, message: str | None = None) -> Iterator[None]:
-    """Lock a file for this process. The system releases the lock when the process ends.
+    """Lock a file for this process, until the block or the process ends.
 
-    Args:
-      file: file to lock; created if necessary.
-      message: text of the UserError if another process has the lock; defaults to waiting for it.
+    If another process has the lock, wait for it, or raise UserError with the message if given.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     flags = fcntl.LOCK_EX

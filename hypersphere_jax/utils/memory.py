@@ -1,5 +1,6 @@
 """Memory of the process: glibc's allocator, and out-of-memory errors."""
 
+import contextlib
 import ctypes
 import os
 
@@ -18,20 +19,16 @@ MMAP_MAX = -4
 def keep_freed(platform: str) -> None:
     """Make glibc reuse freed memory between training steps on CPUs.
 
-    On CPUs, XLA allocates memory in every step. By default, glibc returns large arrays to the
-    kernel, which clears each page when it is allocated again; a step of a small network spends as
-    much time on that as on arithmetic. The user's settings (`MALLOC_...`, `GLIBC_TUNABLES`) take
-    precedence. Commands that allocate large arrays once, such as `probe`, gain nothing.
+    XLA allocates memory in every step, and by default glibc returns large arrays to the kernel,
+    which clears each page again; a step of a small network spends as much time on that as on
+    arithmetic. The user's settings (`MALLOC_...`, `GLIBC_TUNABLES`) take precedence.
     """
     is_configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    if platform != "cpu" or is_configured:
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # not glibc
-        return
-    mallopt(MMAP_MAX, 0)
-    mallopt(TRIM_THRESHOLD, 2**31 - 1)
+    if platform == "cpu" and not is_configured:
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(MMAP_MAX, 0)
+            mallopt(TRIM_THRESHOLD, 2**31 - 1)
 
 
 def is_used_up(error: BaseException) -> bool:

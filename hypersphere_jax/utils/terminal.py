@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # rich is imported when a bar is shown
     from rich import console, progress
@@ -15,12 +15,6 @@ T = TypeVar("T")
 
 LONGEST = 1000  # characters in a printed line
 SECONDS_BETWEEN_LINES = 10.0  # when stderr is not a terminal
-
-
-def say(text: str, file: TextIO | None = None) -> None:
-    """Print each line of a text as `printable` shows it; defaults to stdout."""
-    lines = [printable(line, LONGEST) for line in text.split("\n")]
-    print("\n".join(lines), file=file, flush=True)
 
 
 def printable(text: object, limit: int = 200) -> str:
@@ -56,7 +50,7 @@ class Progress:
     def print(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._bar is None:
-            say(text, sys.stderr)
+            print(printable(text, LONGEST), file=sys.stderr, flush=True)
         else:
             self._bar.console.print(printable(text, LONGEST), markup=False, highlight=False)
 
@@ -68,14 +62,15 @@ class Progress:
           text: Text after the number; defaults to the last one.
           important: Print the line at once if stderr is not a terminal, as for the first text.
         """
-        important = important or (text != "" and self._text == "")
+        is_first = bool(text) and not self._text
         self._text = text or self._text
-        self._line = ", ".join(
-            filter(None, [f"{self._name} {completed} of {self._total}", self._text])
-        )
+        self._line = f"{self._name} {completed} of {self._total}"
+        if self._text:
+            self._line += f", {self._text}"
+        is_due = time.monotonic() - self._printed > SECONDS_BETWEEN_LINES
         if self._bar is not None:
             self._bar.update(self._task, completed=completed, text=self._text)
-        elif important or time.monotonic() - self._printed > SECONDS_BETWEEN_LINES:
+        elif important or is_first or is_due:
             self.print(self._line)
             self._printed = time.monotonic()
 
@@ -135,34 +130,17 @@ def silence_orbax() -> None:
     sys.unraisablehook = hook
 
 
-class _Once(logging.Filter):
-    """Drop repeated messages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        is_new = message not in self._seen
-        self._seen.add(message)
-        return is_new
-
-
 @contextlib.contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Print the package's log messages to stderr while a command runs."""
     logger = logging.getLogger("hypersphere_jax")
-    before = (logger.level, logger.propagate)
+    level = logger.level
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_Once())
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger.setLevel(logging.INFO)
-    logger.propagate = False
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        logger.setLevel(level)

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import os
 import platform
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,35 +25,53 @@ def is_file() -> bool:
     return bool(flags().strip()) and not flags().strip().startswith("-")
 
 
-def add(flag: str) -> bool:
+def _add(flag: str) -> bool:
     """Add a flag to XLA_FLAGS; return False if JAX is in use already, so that it has no effect."""
-    if "jax" in sys.modules:
-        import jax
+    import jax
 
-        before = jax.config.values["jax_num_cpu_devices"]
-        try:  # JAX refuses another number once it is in use
-            for number in (before + 1, before):
-                jax.config.update("jax_num_cpu_devices", number)
-        except RuntimeError:
-            return False
+    count = jax.config.values["jax_num_cpu_devices"]
+    try:  # JAX refuses another number once it is in use
+        for number in (count + 1, count):
+            jax.config.update("jax_num_cpu_devices", number)
+    except RuntimeError:
+        return False
     os.environ["XLA_FLAGS"] = f"{flags()} {flag}".strip()
     return True
 
 
 def prepare(devices: int | None, deterministic: bool = False) -> None:
-    """Make the settings that options of a run ask for; must come before JAX's first use."""
-    if devices is not None:
-        use_virtual_cpu_devices(devices)
-    if deterministic:
-        use_deterministic_kernels()
+    """Make the settings that options of a run ask for; must come before JAX's first use.
 
+    Args:
+      devices: Virtual devices where JAX runs on CPU.
+      deterministic: Compile GPU programs that compute the same bits in every process.
 
-def use_virtual_cpu_devices(count: int) -> None:
-    """Ask for virtual devices where JAX runs on CPU; must come before JAX's first use."""
+    Raises:
+      UserError: when XLA_FLAGS asks for the opposite, or JAX is in use on GPUs already.
+    """
     import jax
 
-    with contextlib.suppress(RuntimeError):  # in use already: `local_devices` checks the number
-        jax.config.update("jax_num_cpu_devices", count)
+    if devices is not None:
+        with contextlib.suppress(RuntimeError):  # in use already: `local_devices` checks the number
+            jax.config.update("jax_num_cpu_devices", devices)
+    if deterministic:
+        _use_deterministic_kernels()
+
+
+def _use_deterministic_kernels() -> None:
+    import jax
+
+    message = f"deterministic=True needs {DETERMINISTIC}=true in XLA_FLAGS, which is {flags()!r}"
+    require(not is_file(), f"{message}, a file: add it there")
+    known = dict(flag.partition("=")[::2] for flag in flags().split())
+    value = known.get(DETERMINISTIC, "true").lower()
+    require(value in ("", "true", "1"), f"{message}: change it")
+    if DETERMINISTIC not in known and not _add(f"{DETERMINISTIC}=true"):
+        is_gpu = jax.default_backend() == "gpu"
+        require(not is_gpu, f"{message}: set this variable before JAX is first used")
+        return
+    # Otherwise kernels that an earlier run without the option chose would be loaded.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
 def use_eigen() -> None:
@@ -64,28 +81,7 @@ def use_eigen() -> None:
     AVX-512 (`python run.py bench step`), YNNPACK for nearest neighbours.
     """
     if not is_file() and CPU_KERNELS not in flags():
-        add(f"{CPU_KERNELS}=LIBRARY_FUSION_TYPE_REDUCE")
-
-
-def use_deterministic_kernels() -> None:
-    """Ask for GPU programs that compute the same bits in every process; before JAX's first use.
-
-    Raises:
-      UserError: when XLA_FLAGS asks for the opposite, or JAX is in use on GPUs already.
-    """
-    message = f"deterministic=True needs {DETERMINISTIC}=true in XLA_FLAGS, which is {flags()!r}"
-    require(not is_file(), f"{message}, a file: add it there")
-    known = dict(flag.partition("=")[::2] for flag in flags().split())
-    value = known.get(DETERMINISTIC, "true").lower()
-    require(value in ("", "true", "1"), f"{message}: change it")
-    import jax
-
-    if DETERMINISTIC not in known and not add(f"{DETERMINISTIC}=true"):
-        is_gpu = jax.default_backend() == "gpu"
-        require(not is_gpu, f"{message}: set this variable before JAX is first used")
-        return
-    # Otherwise kernels that an earlier run without the option chose would be loaded.
-    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+        _add(f"{CPU_KERNELS}=LIBRARY_FUSION_TYPE_REDUCE")
 
 
 def keep_compiled(folder: str | Path) -> None:
@@ -113,16 +109,16 @@ def kept_compiled(folder: str | Path) -> Iterator[None]:
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: jax.config.values[name] for name in names}
     keep_compiled(folder)
-    is_changed = before != {name: jax.config.values[name] for name in names}
-    if is_changed:
-        compilation_cache.reset_cache()  # JAX reads the folder's name only once
+    if before["jax_compilation_cache_dir"] is not None:
+        yield
+        return
+    compilation_cache.reset_cache()  # JAX reads the folder's name only once
     try:
         yield
     finally:
-        if is_changed:
-            for name, value in before.items():
-                jax.config.update(name, value)
-            compilation_cache.reset_cache()
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 def free_compiled(share: float = COMPILED_SHARE) -> None:

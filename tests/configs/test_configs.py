@@ -1,7 +1,6 @@
 """Configs: values that they refuse, defaults of the papers, JSON, and files of options."""
 
 import json
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from experiments.options import QuickstartConfig, ReproduceConfig
 from hypersphere_jax import cli
 from hypersphere_jax import configs as C
 from hypersphere_jax.configs.base import field_types
-from hypersphere_jax.configs.flags import with_flags
 from hypersphere_jax.depth.config import DepthConfig
 from hypersphere_jax.text.prepare import PrepareTextConfig
 
@@ -46,7 +44,7 @@ def made(cls, **options):
 def test_values_of_another_type_are_refused(cls):
     wrong = {int: (1.5, True, "1", NAN), float: ("1", True, NAN, INF), bool: (1, "yes"), str: (1,)}
     for name, kind in field_types(cls).items():
-        if kind is Any:  # a part of the user's own
+        if kind is Any:  # an object of the user's
             continue
         for value in (object(), (object(),), *wrong.get(kind, ())):
             with pytest.raises(C.UserError, match=rf"\b{name}\b"):
@@ -66,7 +64,7 @@ BOUNDS = [
     (C.MocoConfig, "queue_size", 0, -1),
     (C.OptimizerConfig, "epochs", 200, 0),
     (C.OptimizerConfig, "decay_at", (), (0.5, 1.1)),
-    (C.OptimizerConfig, "adam_betas", [0, 0.9], (0.9,)),
+    (C.OptimizerConfig, "decay_at", [0.5], (-0.5,)),
     (C.OptimizerConfig, "warmup_epochs", 155, 156),
     (C.RuntimeConfig, "keep_last", 2, 1),
     (C.EvaluateConfig, "eval_images", "all", 19),
@@ -93,6 +91,9 @@ CONFLICTS = [
     (C.ModelConfig, {"batch_norm": "sync"}, {"bn_groups": 4}),
     (C.ModelConfig, {"model": "resnet18"}, {"init": "authors"}),
     (C.ObjectiveConfig, {"loss": "dcl"}, {"align_weight": 2.0}),
+    (C.OptimizerConfig, {}, {"adam_betas": (0.8, 0.9)}),
+    (C.OptimizerConfig, {"optimizer": "adam"}, {"lars_trust": 0.1}),
+    (C.OptimizerConfig, {"schedule": "cosine"}, {"decay_at": (0.5,)}),
     (C.RuntimeConfig, CLUSTER, {"process_index": 2}),
     (C.PretrainConfig, {"queue_size": 4}, {"supervised_weight": 1}),
     (C.PretrainConfig, {"queue_size": 4}, {"loss": "dcl"}),
@@ -139,31 +140,35 @@ def test_configs_survive_json(name):
     assert again == config and hash(again) == hash(config)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [partial(C.from_dict, C.PretrainConfig), lambda options: C.PretrainConfig().replace(**options)],
-    ids=["from_dict", "replace"],
-)
-@pytest.mark.parametrize(("name", "similar"), [("epohcs", "epochs"), ("EPOCHS", "epochs")])
-def test_unknown_options_are_refused_with_the_similar_one(make, name, similar):
-    with pytest.raises(C.UserError, match=similar):
-        make({name: 3})
+@pytest.mark.parametrize("name", ["epohcs", "EPOCHS"])
+def test_unknown_options_are_refused_with_the_similar_one(name):
+    with pytest.raises(C.UserError, match="epochs"):
+        C.from_dict(C.PretrainConfig, {name: 3})
+    with pytest.raises(C.UserError, match="epochs"):
+        C.PretrainConfig().replace(**{name: 3})
 
 
 # Files of options.
 
 OPTIONS = {"name": "mine", "model": "resnet18", "learning_rate": 1e-2, "decay_at": [0.5, 1]}
-OPTIONS |= {"adam_betas": [0.8, 0.9], "nesterov": True, "devices": None, "dim": 128}
+OPTIONS |= {
+    "optimizer": "adamw",
+    "adam_betas": [0.8, 0.9],
+    "remat": True,
+    "devices": None,
+    "dim": 128,
+}
 YAML = """
 # Comments are allowed.
 name: mine
 model: resnet18
 learning-rate: 1e-2
 decay_at: [0.5, 1]
+optimizer: adamw
 adam_betas:
   - 0.8
   - 9.0e-1
-nesterov: true
+remat: true
 devices: null
 dim: 128
 """
@@ -233,20 +238,3 @@ def test_the_record_of_a_run_is_a_file_of_options(short_run):
 def test_invalid_files_are_refused(text, named, parse):
     with pytest.raises(C.UserError, match=named):
         parse(text)
-
-
-@pytest.mark.parametrize(
-    ("message", "flags"),
-    [
-        ("batch_size=300 does not divide", "--batch-size 300 does not divide"),
-        ("leave them, choose another name=, or", "leave them, choose another --name, or"),
-        ("resume with force=True", "resume with --force"),
-        ("unit_norm=False: leave it out", "--no-unit-norm: leave it out"),
-        ("runs/tau=0.5/a: no run", "runs/tau=0.5/a: no run"),
-        ("from Python, train(config, loss=…)", "from Python, train(config, loss=…)"),
-        ("hypersphere_jax.load(a, network=...) or", "hypersphere_jax.load(a, network=...) or"),
-        ("XLA_FLAGS=--a=b", "XLA_FLAGS=--a=b"),
-    ],
-)
-def test_messages_of_the_command_line_name_flags(message, flags):
-    assert with_flags(message) == flags

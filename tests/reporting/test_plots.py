@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from hypersphere_jax.reporting import plots
+from hypersphere_jax.reporting.plots.images import Tile
 from hypersphere_jax.reporting.plots.style import ALIGN_LABEL
 
 HOSTILE = "\x1b[2J new\nline \udcff $_$ $\\frac$ 日本 <b>"
@@ -38,7 +39,8 @@ def test_training_curves_show_every_metric(tmp_path):
 def test_views_are_beside_their_image(channels, tmp_path):
     images = [np.full((4, 6, channels), 0.1 * number) for number in range(3)]
     views = np.random.default_rng(0).random((3, 2, 5, 5, channels))
-    figure = plots.view_sheet(HOSTILE, ["a", "", "c"], images, views, tmp_path / "views.png")
+    tiles = [Tile(image, name) for image, name in zip(images, ("a", "", "c"), strict=True)]
+    figure = plots.view_sheet(HOSTILE, tiles, views, tmp_path / "views.png")
     shown = iter([axes.images[0].get_array() for axes in figure.axes if axes.images])
     for image, pair in zip(images, views, strict=True):
         for pixels in (image, *pair):

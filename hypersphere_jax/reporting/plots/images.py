@@ -15,7 +15,7 @@ LETTERS = 14  # in a label
 
 
 class Tile(NamedTuple):
-    """An image of a grid, `[h, w, c]` with values in [0, 1], and the text above it."""
+    """An image of a grid, `[h, w, c]`, uint8 or with values in [0, 1], and the text above it."""
 
     image: np.ndarray
     text: str
@@ -24,17 +24,13 @@ class Tile(NamedTuple):
 
 
 def view_sheet(
-    title: str,
-    names: Sequence[str],
-    images: Sequence[np.ndarray],
-    views: np.ndarray,
-    path: str | Path | None = None,
+    title: str, tiles: Sequence[Tile], views: np.ndarray, path: str | Path | None = None
 ) -> Figure:
     """Draw n images, each with its two views `[n, 2, h, w, c]`, two images per row."""
-    tiles = []
-    for name, image, (first, second) in zip(names, images, views, strict=True):
-        tiles += [Tile(image, name), Tile(first, "view 1"), Tile(second, "view 2")]
-    rows = [tiles[start : start + 6] for start in range(0, len(tiles), 6)]
+    shown = []
+    for tile, (first, second) in zip(tiles, views, strict=True):
+        shown += [tile, Tile(first, "view 1"), Tile(second, "view 2")]
+    rows = [shown[start : start + 6] for start in range(0, len(shown), 6)]
     return neighbour_sheet(title, rows, path)
 
 
@@ -61,7 +57,7 @@ def neighbour_sheet(
 
 
 def _draw_tile(axes: Axes, tile: Tile, query: Tile) -> None:
-    image = np.clip(tile.image, 0, 1)
+    image = tile.image / 255 if tile.image.dtype == np.uint8 else np.clip(tile.image, 0, 1)
     image = image[..., :3] if image.shape[-1] >= 3 else image[..., 0]
     axes.imshow(image, cmap="gray", vmin=0, vmax=1)
     text = printable(tile.text, LETTERS)
@@ -91,8 +87,7 @@ def depth_sheet(
     figure.suptitle(title, fontsize="medium", parse_math=False)
     grid = figure.subplots(len(images), 3, squeeze=False)
     true = np.where(depths > 0, depths, np.nan)
-    # Outliers do not decide the colour scale.
-    low, high = np.nanpercentile(true, (0.5, 99.5))
+    low, high = np.nanpercentile(true, (0.5, 99.5))  # without outliers
     scale = {"cmap": "viridis", "vmin": low, "vmax": high}
     for row, image in enumerate(images):
         grid[row, 0].imshow(image if image.shape[-1] == 3 else image[..., 0], cmap="gray")

@@ -21,8 +21,7 @@ NAMED_CLASSES = 24  # more classes are drawn without their names
 def metrics_figure(result: Mapping[str, Any], path: str | Path | None = None) -> Figure | None:
     """Draw a result of `metrics`, or return None if nothing in it can be drawn.
 
-    Panels show the distances of positive pairs (Wang & Isola, Figure 3), the uniformity of each
-    class, the singular values, and the features along random directions (Chen et al., Figure B.1).
+    Panels as in Wang & Isola, Figure 3 (distances of pairs), and Chen et al., Figure B.1.
     """
     panels = [(draw, result) for key, draw in PANELS.items() if key in result]
     directions = result.get("projections", [])[:DIRECTIONS]
