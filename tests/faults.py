@@ -59,10 +59,10 @@ FAULTS = {
         ),
         Fault(
             "point is its own positive",
-            "_supervised_contrastive",
+            "supervised_contrastive_loss",
             assigned("positives", "class_sums(unmasked)"),
         ),
-        Fault("classes of one device", "_supervised_contrastive", argument_of("global_sum")),
+        Fault("classes of one device", "supervised_contrastive_loss", argument_of("global_sum")),
         Fault("zeros become NaN", "l2_normalize", argument_of("clip")),
         # Sums over pairs.
         Fault("devices in another order", "_gather_others", operator(ast.USub, ast.UAdd)),
@@ -110,7 +110,7 @@ FAULTS = {
         Fault(
             "uniformity of a view", "objectives._align_uniform", argument("uniform_loss", 0, "x")
         ),
-        Fault("batch norm of one device", "normalize.statistics", argument_of("pmean")),
+        Fault("batch norm of one device", "norm.statistics", argument_of("pmean")),
         Fault("one group of batch norm", "BatchNorm._by_groups", operator(ast.Eq, ast.GtE)),
     ],
     "tests/training/test_microbatches.py tests/training": [

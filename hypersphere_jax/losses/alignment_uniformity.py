@@ -12,14 +12,18 @@ from hypersphere_jax.losses._pairwise.collectives import (
     global_size,
     weighted_mean,
 )
-from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions
-from hypersphere_jax.losses._pairwise.pair_sets import PairsBetween, PairsWithin
+from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions, Precision
 from hypersphere_jax.losses._pairwise.points import MASKED_LOGIT, Points, make_points
-from hypersphere_jax.losses._pairwise.precision import Precision
 from hypersphere_jax.losses._pairwise.reductions import logsumexp_all_pairs
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
-from hypersphere_jax.losses._pairwise.validation import count_points, log_count, validate_features
-from hypersphere_jax.losses._pairwise.weights import apply_mask, normalize_weights
+from hypersphere_jax.losses._pairwise.sums import PairsBetween, PairsWithin
+from hypersphere_jax.losses._pairwise.validation import (
+    apply_mask,
+    count_points,
+    log_count,
+    normalize_weights,
+    validate_features,
+)
 
 
 @shard_over_mesh(sharded=("x", "y"), positive=("alpha",), weighted=True)

@@ -4,14 +4,17 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses._pairwise.collectives import weighted_mean
-from hypersphere_jax.losses._pairwise.options import AxisName, Exclude, PairOptions
-from hypersphere_jax.losses._pairwise.pair_sets import PairsBetween
+from hypersphere_jax.losses._pairwise.options import AxisName, Exclude, PairOptions, Precision
 from hypersphere_jax.losses._pairwise.points import make_points
-from hypersphere_jax.losses._pairwise.precision import Precision
 from hypersphere_jax.losses._pairwise.reductions import mean_row_logsumexp
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
-from hypersphere_jax.losses._pairwise.validation import count_points, validate_features
-from hypersphere_jax.losses._pairwise.weights import apply_mask, normalize_weights
+from hypersphere_jax.losses._pairwise.sums import PairsBetween
+from hypersphere_jax.losses._pairwise.validation import (
+    apply_mask,
+    count_points,
+    normalize_weights,
+    validate_features,
+)
 
 
 @shard_over_mesh(sharded=("x", "y"), positive=("tau",), weighted=True)

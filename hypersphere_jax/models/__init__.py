@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.configs import ModelConfig, UserError, require, section
+from hypersphere_jax.configs import ModelConfig, require, section
 from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.models import custom, functional, heads
 from hypersphere_jax.models.functional import Tree
@@ -72,15 +72,16 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
 
 @functools.lru_cache(maxsize=8)  # encoders of one config share a compiled initialization
 def _builder(config: ModelConfig) -> functional.Builder:
-    return functional.Builder(functools.partial(_build, config))
+    network = network_class(config.model)
+    return functional.Builder(lambda key: network(config, rngs=nnx.Rngs(key)))
 
 
 def _custom(config: ModelConfig) -> tuple[Callable, Apply]:
-    return custom.create(config.network, (*[config.image_size] * 2, config.in_channels))
+    return custom.create(config.network, _image_shape(config))
 
 
-def _build(config: ModelConfig, key: jax.Array) -> nnx.Module:
-    return network_class(config.model)(config, rngs=nnx.Rngs(key))
+def _image_shape(config: ModelConfig) -> tuple[Any, ...]:
+    return (config.image_size, config.image_size, config.in_channels)
 
 
 def network_class(name: str) -> Any:
@@ -101,17 +102,14 @@ def _abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
         return apply_custom, *jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
 
     graphdef, params, stats = _builder(config).abstract()
-    is_synchronized = config.batch_norm in (None, "sync")
 
     def apply(params, stats, x, train, axis_name=None):
-        groups = 1
+        batch_norm = {"groups": 1, "axis_name": axis_name}
         if train and config.batch_norm == "split":
-            groups = _groups_per_device(config, axis_name)
-        if not is_synchronized:
-            axis_name = None
-        outputs, stats = functional.call(
-            graphdef, params, stats, x, train, groups=groups, axis_name=axis_name
-        )
+            batch_norm["groups"] = _groups_per_device(config, axis_name)
+        if config.batch_norm not in (None, "sync"):
+            batch_norm["axis_name"] = None
+        outputs, stats = functional.call(graphdef, params, stats, x, train, **batch_norm)
         return {name: layer.astype(jnp.float32) for name, layer in outputs.items()}, stats
 
     return apply, params, stats
@@ -194,19 +192,19 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         x = network_class(config.model).example(config)
     else:
         # Two images, because a custom network may confuse one image with a batch.
-        x = jax.ShapeDtypeStruct((2, *[config.image_size] * 2, config.in_channels), jnp.float32)
+        x = jax.ShapeDtypeStruct((2, *_image_shape(config)), jnp.float32)
     shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, x)
-    # Tracing sorts the keys of a dict. The model's own list has the order.
-    order = shapes
-    if config.network is None:
-        order = network_class(config.model).layers
-    return {name: shapes[name].shape[1:] for name in order if name in shapes}
+    names: Any = shapes
+    if config.network is None:  # tracing sorts the keys of a dict
+        names = network_class(config.model).layers
+    return {name: shapes[name].shape[1:] for name in names if name in shapes}
 
 
 def check_layer(config: ModelConfig, layer: str, flag: str = "layers=") -> None:
     """Raise UserError, with the argument's name `flag`, unless the model has the layer."""
     known = layers(config)
-    if layer not in known:
-        hint = did_you_mean(layer, known)
-        names = ", ".join(known)
-        raise UserError(f"{flag}{layer}: {config.label} has no such layer{hint}; it has {names}")
+    hint = did_you_mean(layer, known)
+    require(
+        layer in known,
+        f"{flag}{layer}: {config.label} has no such layer{hint}; it has {', '.join(known)}",
+    )

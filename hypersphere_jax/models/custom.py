@@ -24,30 +24,20 @@ CALLS = "dropout_calls"
 
 
 class Functions(NamedTuple):
-    """A network as functions of its parameters and statistics, which may be any trees.
+    """A network as functions of its parameters and statistics, which may be any trees."""
 
-    Attributes:
-      init: (random key, example x) -> (params, stats).
-      apply: (params, stats, x, train, random key or None, axis_name) -> (outputs, stats).
-      random: whether `apply` uses its key in training.
-    """
-
-    init: Callable[[jax.Array, jax.Array], tuple[Any, Any]]
+    init: Callable[[jax.Array, jax.Array], tuple[Any, Any]]  # (random key, x) -> (params, stats)
+    # (params, stats, x, train, random key or None, axis_name) -> (outputs, stats)
     apply: Callable[..., tuple[Any, Any]]
-    random: bool
+    random: bool  # whether `apply` uses its key in training
 
 
 @functools.lru_cache(maxsize=8)
 def create(network: Custom, shape: tuple[int, ...]) -> tuple[Callable, Callable]:
-    """Return a user's network as `models.create` returns this package's networks.
+    """Return `init(key)` and `apply` of a user's network, in the form of `models.create`.
 
-    Args:
-      network: module or pair of functions. It returns the layer "output" before normalization as an
-        array `[n, d]`, or a dict of layers with "output".
-      shape: `(h, w, c)` of an image.
-
-    Returns:
-      `init(key) -> (params, stats)` and `apply(params, stats, x, train, axis_name=None)`.
+    The network returns the layer "output" before normalization as an array `[n, d]`, or a dict of
+    layers with "output". `shape` is `(h, w, c)` of an image.
 
     Raises:
       UserError: for another kind of network, or outputs of other shapes.
@@ -101,17 +91,16 @@ def _layers(outputs: Any, n: int, name: str) -> dict[str, jax.Array]:
     known = ", ".join(map(str, outputs))
     require("output" in outputs, f"network={name} returns the layers {known}: none is 'output'")
     for layer, x in outputs.items():
-        _check_layer(x, n, f"network={name} returns {described(x)} as {layer!r}", layer == "output")
+        is_float = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+        fits = is_float and x.shape[:1] == (n,) and (x.ndim == 2 or layer != "output")
+        require(
+            fits,
+            f"network={name} returns {described(x)} as {layer!r} for {n} images: layers must be "
+            f"floating point [{n}, …], 'output' [{n}, d]",
+        )
     raw = outputs["output"]
     layers = {"unnormalized": raw, **outputs, "output": l2_normalize(raw)}
     return {layer: jnp.asarray(x, jnp.float32) for layer, x in layers.items()}
-
-
-def _check_layer(x: Any, n: int, message: str, is_output: bool) -> None:
-    form = f"[{n}, d]" if is_output else f"[{n}, …]"
-    is_float = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
-    fits = is_float and x.shape[:1] == (n,) and (x.ndim == 2 or not is_output)
-    require(fits, f"{message} for {n} images: it must be floating point {form}")
 
 
 def _functions(network: Custom) -> Functions:
@@ -218,10 +207,9 @@ def _equinox(module: Any) -> Functions:
 
     def apply(params, stats, x, train, key, axis_name):
         encoder = equinox.combine(params, equinox.nn.inference_mode(static, not train))
-        if not takes_key:
-            return jax.vmap(encoder)(x), stats
         if key is None:
-            return jax.vmap(lambda image: encoder(image, key=None))(x), stats
+            options = {"key": None} if takes_key else {}
+            return jax.vmap(functools.partial(encoder, **options))(x), stats
         keys = jax.random.split(key, len(x))
         return jax.vmap(lambda image, key: encoder(image, key=key))(x, keys), stats
 
@@ -237,24 +225,22 @@ def _pair(init: Callable, apply: Callable) -> Functions:
     count = len(_required_arguments(apply))
     is_known = count in (2, 4) and len(_required_arguments(init)) == 2
     require(is_known, f"network=: the functions must be {form}")
-    has_stats = count == 4
+    if count == 2:
+        return Functions(
+            lambda key, x: (init(key, x), {}),
+            lambda params, stats, x, train, key, axis_name: (apply(params, x), stats),
+            random=False,
+        )
     takes_axis = "axis_name" in inspect.signature(apply).parameters
 
     def init_both(key, x):
-        initial = init(key, x)
-        if has_stats:
-            return _checked_pair(initial, "init", "params, stats")
-        return initial, {}
+        return _checked_pair(init(key, x), "init", "params, stats")
 
     def apply_both(params, stats, x, train, key, axis_name):
-        if not has_stats:
-            return apply(params, x), stats
-        options = {}
-        if takes_axis:
-            options["axis_name"] = axis_name
+        options = {"axis_name": axis_name} if takes_axis else {}
         return _checked_pair(apply(params, stats, x, train, **options), "apply", "outputs, stats")
 
-    return Functions(init_both, apply_both, False)
+    return Functions(init_both, apply_both, random=False)
 
 
 def _checked_pair(value: Any, name: str, form: str) -> Any:
@@ -280,12 +266,7 @@ def _train_flags(call: Callable) -> Callable[[bool], dict[str, bool]]:
 class DictForm:
     """Conversion between trees of one structure and nested dicts with text keys.
 
-    Args:
-      tree: the shapes of a tree with floating-point leaves.
-      name: the tree's name in messages.
-
-    Raises:
-      UserError: for leaves that are not floating point.
+    Raises UserError, with the tree's `name`, for leaves that are not floating point.
     """
 
     def __init__(self, tree: Any, name: str):

@@ -27,8 +27,7 @@ class Builder:
     """Graph definition of a module, and its parameters as a function of a random key.
 
     On CPUs the initialization is compiled at LLVM's optimization level 1, unless XLA_FLAGS sets a
-    level. It compiles in less than half the time and gives the same bits. Inside another jitted
-    function, JAX takes no compiler options.
+    level. It compiles in less than half the time and gives the same bits.
     """
 
     def __init__(self, build: Callable[[jax.Array], nnx.Module]):
@@ -40,7 +39,7 @@ class Builder:
 
     def __call__(self, key: jax.Array) -> tuple[Tree, Tree]:
         """Return parameters and running statistics."""
-        # Under `jit`, data of a constant key are tracers too.
+        # Under `jit`, JAX takes no compiler options, and data of a constant key are tracers, too.
         if isinstance(jax.random.key_data(key), jax.core.Tracer):
             return self._split(key)[1:]
         return self._program(key)[1:]

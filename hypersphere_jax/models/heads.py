@@ -14,19 +14,12 @@ LAYERS = ("projection1", "projection2", "unnormalized", "output", "logits")
 
 
 class Form(NamedTuple):
-    """Layers of a head.
+    """Layers of a head."""
 
-    Attributes:
-      hidden: number of hidden layers, each followed by ReLU.
-      normed: batch norm after every layer, including the last; otherwise every layer has a bias.
-      last_bias: the last batch norm has a bias.
-      width: default width of the hidden layers; defaults to the width of the input.
-    """
-
-    hidden: int
-    normed: bool
-    last_bias: bool = True
-    width: int | None = None
+    hidden: int  # number of hidden layers, each followed by ReLU
+    normed: bool  # batch norm after every layer; otherwise every layer has a bias
+    last_bias: bool = True  # whether the last batch norm has a bias
+    width: int | None = None  # default width of the hidden layers; None for the input's
 
 
 FORMS = {
@@ -63,7 +56,11 @@ class Head(nnx.Module):
         widths = {layer: inputs}
         for name in self.hidden:
             width = config.head_hidden or form.width or inputs
-            setattr(self, name, self._hidden_layer(inputs, width, options))
+            if form.normed:
+                hidden: Any = dense(inputs, width, activation=jax.nn.identity, **options)
+            else:
+                hidden = linear(inputs, width, **options)
+            setattr(self, name, hidden)
             widths[name] = width
             inputs = width
         widths["output"] = config.dim
@@ -82,18 +79,16 @@ class Head(nnx.Module):
 
     def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
         outputs = {self.layer: x}
+        inputs = (train,) if self.normed else ()
         for name in self.hidden:
-            outputs[name] = x = nnx.relu(self._apply(name, x, train))
-        outputs["unnormalized"] = self._apply("output", x, train).astype(jnp.float32)
+            outputs[name] = x = nnx.relu(getattr(self, name)(x, *inputs))
+        if self.output is not None:
+            x = self.output(x, *inputs)
+        outputs["unnormalized"] = x.astype(jnp.float32)
         outputs["output"] = l2_normalize(outputs["unnormalized"])
         if self.classified:
             outputs["logits"] = self.classifier(outputs[self.classified].astype(jnp.float32))
         return outputs
-
-    def _hidden_layer(self, inputs: int, width: int, options: dict[str, Any]) -> nnx.Module:
-        if self.normed:
-            return dense(inputs, width, activation=jax.nn.identity, **options)
-        return linear(inputs, width, **options)
 
     def _output_layer(self, inputs: int, config: ModelConfig, options: dict[str, Any]) -> Any:
         """Return the last layer, or None for head "none"."""
@@ -104,16 +99,7 @@ class Head(nnx.Module):
             )
             return None
         if self.normed:
-            use_bias = FORMS[config.head].last_bias
-            options = options | {"use_bias": use_bias, "activation": jax.nn.identity}
-            return dense(inputs, config.dim, **options)
+            options = options | {"use_bias": FORMS[config.head].last_bias}
+            return dense(inputs, config.dim, activation=jax.nn.identity, **options)
         # Sums in float32, because no batch norm follows.
         return linear(inputs, config.dim, preferred_element_type=jnp.float32, **options)
-
-    def _apply(self, name: str, x: jax.Array, train: bool) -> jax.Array:
-        layer = getattr(self, name)
-        if layer is None:
-            return x
-        if self.normed:
-            return layer(x, train)
-        return layer(x)

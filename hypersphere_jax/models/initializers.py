@@ -29,23 +29,14 @@ def _uniform_bias(inputs: int) -> Callable:
 
 
 class Scheme(NamedTuple):
-    """Initializers of the kinds of layers. Scales of batch norm start at 1, biases at 0.
+    """Initializers of the kinds of layers. Scales of batch norm start at 1, biases at 0."""
 
-    Attributes:
-      conv: convolutions outside ResNets.
-      residual: convolutions of ResNets.
-      normed: linear layers with batch norm.
-      linear: other linear layers.
-      bias: biases of the other linear layers, by number of inputs.
-      zero_residual: the last scale of every residual block starts at 0.
-    """
-
-    conv: Callable
-    residual: Callable
-    normed: Callable
-    linear: Callable
-    bias: Callable[[int], Callable] = _zeros
-    zero_residual: bool = False
+    conv: Callable  # convolutions outside ResNets
+    residual: Callable  # convolutions of ResNets
+    normed: Callable  # linear layers with batch norm
+    linear: Callable  # other linear layers
+    bias: Callable[[int], Callable] = _zeros  # of the other linear layers, by number of inputs
+    zero_residual: bool = False  # the last scale of every residual block starts at 0
 
 
 SCHEMES = {

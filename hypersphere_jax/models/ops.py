@@ -23,20 +23,19 @@ def convolution(
 
     On CPUs, 3x3 convolutions with stride 1 and at least `winograd.MIN_CHANNELS` channels are
     computed by Winograd's algorithm, which has reverse-mode derivatives only. XLA's convolution is
-    faster for fewer channels and other strides, except for images of at most 8x8 pixels.
+    faster for fewer channels and other strides, except for images of at most 8x8 pixels. Dilated
+    and grouped convolutions are always XLA's.
 
     Args:
       x: images `[n, h, w, c]`.
       kernel: `[kh, kw, c, features]`.
       strides: along height and width.
       padding: pairs of zeros to add before and after height and width.
-      **options: further arguments of `conv_general_dilated`. Dilated and grouped convolutions are
-        always XLA's.
+      **options: further arguments of `conv_general_dilated`.
     """
     dilations = (*(options.get("lhs_dilation") or ()), *(options.get("rhs_dilation") or ()))
-    is_dilated = any(dilation != 1 for dilation in dilations)
-    is_grouped = options.get("feature_group_count", 1) != 1
-    if not on_cpu() or is_dilated or is_grouped:
+    is_plain = set(dilations) <= {1} and options.get("feature_group_count", 1) == 1
+    if not on_cpu() or not is_plain:
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
     strides = tuple(strides)
     padding = tuple(tuple(pair) for pair in padding)
@@ -54,8 +53,7 @@ def convolution(
 def dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
     """Multiply arrays; a replacement for `jax.lax.dot_general`.
 
-    On CPUs, `x [n, k] @ kernel [k, m]` with a wide float32 kernel has reverse-mode derivatives
-    only.
+    On CPUs, products with a wide float32 kernel have reverse-mode derivatives only.
     """
     is_plain = x.ndim == 2 and dimensions == MATRIX_PRODUCT and not any(options.values())
     sharded = is_sharded(x) or is_sharded(kernel)

@@ -63,37 +63,33 @@ def select_encoder(
         if name.startswith(prefix):
             name = name.removeprefix(prefix)
             inside[name] = name_in_file
-            ndims[_module(name)].add(np.ndim(state[name_in_file]))
+            ndims[name.partition(".")[0]].add(np.ndim(state[name_in_file]))
     known = ", ".join(map(repr, prefixes)) or "none"
     require(bool(inside), f"prefix={prefix}: no name starts with it; prefixes of encoders: {known}")
     linear = {module for module in ndims if max(ndims[module]) == 2} - set(MODULES)
     if VIT_ENTRY in inside:
         linear.discard("head")
-    selected = {name: old for name, old in inside.items() if _module(name) not in linear}
+    selected = {name: old for name, old in inside.items() if name.partition(".")[0] not in linear}
     ignored = sorted(state.keys() - set(selected.values()))
     return {name: state[old] for name, old in selected.items()}, ignored
 
 
 def without_head(state: Mapping[str, np.ndarray]) -> tuple[StateDict, list[str]]:
     """Return the entries before the head, and the names of the head's entries."""
-    family = "resnet"
-    if ALEXNET_ENTRY in state:
-        family = "small_alexnet"
-    elif VIT_ENTRY in state:
-        family = "vit"
+    families = {ALEXNET_ENTRY: "small_alexnet", VIT_ENTRY: "vit"}
+    family = next((family for entry, family in families.items() if entry in state), "resnet")
     prefixes = (f"{head_module(family)}.", "classifier.")
     head_names = sorted(name for name in state if name.startswith(prefixes))
     return {name: array for name, array in state.items() if name not in head_names}, head_names
 
 
 def infer_model(state: Mapping[str, np.ndarray], image_size: int | None = None) -> ModelConfig:
-    """Infer the network from names and shapes.
+    """Infer the network from the names and shapes of one encoder.
 
     Args:
       state: one encoder, see `select_encoder`.
       image_size: side of the input images in pixels. Defaults to the size that fits the `fc6` of a
-        SmallAlexNet, such as 64, or the position embedding of a ViT; for a ResNet to 224, or 32
-        with a 3x3 stem.
+        SmallAlexNet or the position embedding of a ViT; for a ResNet to 224, or 32 with a 3x3 stem.
 
     Raises:
       UserError: for a network that this package does not have.
@@ -109,9 +105,8 @@ def infer_model(state: Mapping[str, np.ndarray], image_size: int | None = None) 
 def torchvision_names(names: Iterable[str]) -> dict[str, str]:
     """Map torchvision's name of each entry to its name in the file.
 
-    Args:
-      names: names of torchvision, Hugging Face, or an `nn.Sequential` of torchvision's modules,
-        with any prefix. Unknown names are kept.
+    Names may be of torchvision, Hugging Face, or an `nn.Sequential` of torchvision's modules, with
+    any prefix. Unknown names are kept.
     """
     names = list(names)
     modules = _sequential_modules(names)
@@ -146,10 +141,6 @@ def _detect_prefix(prefixes: list[str], state: Mapping[str, Any]) -> str:
         "prefix= in Python or --prefix on the command line",
     )
     return candidates[0]
-
-
-def _module(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def _sequential_modules(names: Iterable[str]) -> dict[str, str]:
@@ -193,10 +184,7 @@ def _infer_resnet(shapes: Shapes, image_size: int | None) -> ModelConfig:
     require(stem is not None, f"the kernel of conv1 is {kernel}, not 3x3 or 7x7; {SUPPORTED}")
     if image_size is None:
         image_size = {"cifar": 32, "imagenet": 224}[stem]
-    depths = []
-    for stage in range(1, 5):
-        blocks = {name.split(".")[1] for name in shapes if name.startswith(f"layer{stage}.")}
-        depths.append(len(blocks))
+    depths = [_count_blocks(shapes, f"layer{stage}") for stage in range(1, 5)]
     last_convolution = "conv2"
     expansion = 1
     if "layer1.0.conv3.weight" in shapes:
@@ -242,11 +230,11 @@ def _infer_small_alexnet(shapes: Shapes, image_size: int | None) -> ModelConfig:
 def _infer_vit(shapes: Shapes, image_size: int | None) -> ModelConfig:
     width, channels, patch_size, _ = _shape(shapes, VIT_ENTRY, 4)
     _, tokens, _ = _shape(shapes, "pos_embed", 3)
-    blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
+    depth = _count_blocks(shapes, "blocks")
     model = {192: "vit_tiny", 384: "vit_small"}.get(width)
     require(
-        model is not None and len(blocks) == models.MODELS[model].depth,
-        f"{len(blocks)} blocks of width {width}; only ViT-Tiny and ViT-Small are supported",
+        model is not None and depth == models.MODELS[model].depth,
+        f"{depth} blocks of width {width}; only ViT-Tiny and ViT-Small are supported",
     )
     size = patch_size * math.isqrt(tokens - 1)
     require(
@@ -261,6 +249,10 @@ def _infer_vit(shapes: Shapes, image_size: int | None) -> ModelConfig:
         image_size=size,
         **_infer_head(shapes, "head", width, "backbone"),
     )
+
+
+def _count_blocks(shapes: Shapes, module: str) -> int:
+    return len({name.split(".")[1] for name in shapes if name.startswith(f"{module}.")})
 
 
 def _infer_head(shapes: Shapes, module: str, features: int, last_layer: str) -> dict[str, Any]:

@@ -33,15 +33,12 @@ HEADS = {"resnet": "fc", "small_alexnet": "blocks.7", "vit": "head"}
 class TorchEntry(NamedTuple):
     """An entry of a PyTorch state dict.
 
-    Attributes:
-      name: key.
-      shape: shape in PyTorch.
-      image: shape (h, w, c) of the image that enters a dense layer. PyTorch flattens images
-        channels first, this package channels last. None for other layers.
+    `image` is the shape (h, w, c) of the image that enters a dense layer: PyTorch flattens images
+    channels first, this package channels last.
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # in PyTorch
     image: tuple[int, int, int] | None = None
 
 
@@ -65,7 +62,7 @@ def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
       config: ResNet, ViT or SmallAlexNet with `image_size` and `in_channels`.
 
     Returns:
-      Entries by path, such as "params/layer1/block0/conv1/layer/kernel" or "stats/conv1/norm/mean".
+      Entries by path, such as "params/layer1/block0/conv1/layer/kernel".
 
     Raises:
       UserError: for a network that has no PyTorch names.
@@ -88,14 +85,9 @@ def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
 
 
 def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dict]:
-    """Convert a PyTorch state dict to parameters and batch statistics.
+    """Convert a PyTorch state dict to (params, stats) of `models.create`, as float32 of NumPy.
 
-    Args:
-      config: see `torch_names`.
-      state: arrays by name. `num_batches_tracked` is ignored.
-
-    Returns:
-      (params, stats) in the form of `models.create`, as NumPy float32 arrays.
+    Entries `num_batches_tracked` are ignored.
 
     Raises:
       UserError: for missing or unexpected entries, or other shapes.
@@ -128,16 +120,7 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
 def to_torch(config: ModelConfig, params: dict, stats: dict) -> dict[str, np.ndarray]:
     """Convert parameters and batch statistics to a PyTorch state dict; inverse of `from_torch`.
 
-    Args:
-      config: see `torch_names`.
-      params: parameters in the form of `models.create`.
-      stats: batch statistics in the form of `models.create`.
-
-    Returns:
-      NumPy arrays by name in PyTorch's shapes. Dtypes are kept.
-
-    Raises:
-      UserError: for a network that has no PyTorch names.
+    Returns NumPy arrays by name in PyTorch's shapes, with the same dtypes.
     """
     leaves = flatten_dict({"params": params, "stats": stats}, sep="/")
     state = {}

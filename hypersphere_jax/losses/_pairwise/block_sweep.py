@@ -44,6 +44,7 @@ class BlockFunction(abc.ABC):
         return jnp.zeros_like(blocks.bias)
 
     def add(self, total: jax.Array, part: jax.Array) -> jax.Array:
+        """Add a part to a total."""
         return total + part
 
     def finish(self, totals: Any) -> Any:
@@ -114,12 +115,8 @@ def reduce_pairs(
 ) -> tuple[Any, Any]:
     """Apply a block function to all pairs and return the results of the rows and of the columns.
 
-    Args:
-      block: the block function.
-      rows: n points.
-      columns: m points, or None for the rows themselves.
-      exclude: size of the groups of consecutive points that form no pairs with each other.
-      limit: points in a block, at most.
+    The columns are the rows themselves if they are None. Groups of `exclude` consecutive points
+    form no pairs with each other. A block has at most `limit` points.
     """
     row_blocks = split_blocks(rows, limit, exclude)
     if columns is None:
@@ -169,12 +166,7 @@ def _sweep_between(
 
 
 def _meet_all(
-    block: BlockFunction,
-    rows: Points,
-    columns: Points,
-    indices: Any,
-    totals: tuple[Any, Any],
-    exclude: int = 0,
+    block: BlockFunction, rows: Points, columns: Points, indices: Any, totals: Any, exclude: int = 0
 ) -> tuple[Any, Any]:
     """Add the parts of the pairs of blocks with these indices to the totals."""
     first, second = (jnp.asarray(index, jnp.int32) for index in indices)
@@ -182,12 +174,9 @@ def _meet_all(
     def step(k: Any, totals: tuple[Any, Any]) -> tuple[Any, Any]:
         i = first[k]
         j = second[k]
-        row_part, column_part = _meet(block, rows, columns, exclude, i, j)
-        row_totals, column_totals = totals
-        return (
-            _add_at(block, row_totals, i, row_part),
-            _add_at(block, column_totals, j, column_part),
-        )
+        parts = _meet(block, rows, columns, exclude, i, j)
+        row_totals = _add_at(block, totals[0], i, parts[0])
+        return row_totals, _add_at(block, totals[1], j, parts[1])
 
     return lax.fori_loop(0, len(first), step, totals)
 

@@ -1,5 +1,6 @@
 """Cross-device reductions: sharded features act as one batch."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,11 +23,7 @@ def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def global_mean(value: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Return the mean over devices.
-
-    Losses whose value is the same on every device also end with it: the mean keeps value and
-    gradient under `pmap`, and shows `shard_map` that the result is replicated.
-    """
+    """Return the mean over devices, which also shows `shard_map` that a result is replicated."""
     if axis_name is None:
         return value
     return lax.pmean(value, axis_name)
@@ -106,14 +103,9 @@ def reduce_over_devices(
 
     remote = jax.tree.map(lambda array: _gather_others(array, axis_name), local)
     to_me, to_others = pair_sums(remote)
-    return (
-        _combine(combine, local_sums[0], to_me),
-        jax.tree.map(
-            lambda mine, sent: _reduce_scatter(combine, mine, sent, axis_name),
-            local_sums[1],
-            to_others,
-        ),
-    )
+    scatter = functools.partial(_reduce_scatter, combine, axis_name)
+    rows = _combine(combine, local_sums[0], to_me)
+    return rows, jax.tree.map(scatter, local_sums[1], to_others)
 
 
 def _combine(combine: Callable, *parts: Any) -> Any:
@@ -128,7 +120,7 @@ def _gather_others(array: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def _reduce_scatter(
-    combine: Callable, mine: jax.Array, sent: jax.Array, axis_name: AxisName
+    combine: Callable, axis_name: AxisName, mine: jax.Array, sent: jax.Array
 ) -> jax.Array:
     """Combine what each device has for the rows of this device."""
     rows = jnp.concatenate([mine, sent])

@@ -113,7 +113,6 @@ def exp_sums(
     *,
     exclude: int = 0,
     weighted: bool = True,
-    interpret: Any = None,
 ) -> tuple[jax.Array, ...]:
     """Return `(sum_j P_ij y_j [n, d], sum_j P_ij [n])` with `P_ij = exp(l_ij - shift_i)`.
 
@@ -125,7 +124,6 @@ def exp_sums(
       second: `(u [n], v [m])` for `exp(l_ij - u_i - v_j)` as a second term of P, or None.
       exclude: 0, or which pairs have no weight: 1 for i = j, 2 for i // 2 = j // 2.
       weighted: False for `(sum_j P_ij,)` only.
-      interpret: Pallas' parameters for running on CPU.
     """
     n, d = x.shape
     more_rows = (0, -n % (BLOCK * GROUPS))
@@ -139,7 +137,7 @@ def exp_sums(
     if second is not None:
         rows.append(jnp.pad(LOG2E * second[0], more_rows))
         columns.append(jnp.pad(LOG2E * second[1], more_columns))
-    kernel = _make_kernel(x.shape, len(rows), exclude, weighted, interpret)
+    kernel = _make_kernel(x.shape, len(rows), exclude, weighted)
     *gradients, sums = kernel(*rows, *columns)
     return *(array[:n, :d] for array in gradients), sums[:n]
 
@@ -161,9 +159,7 @@ class _Shared(NamedTuple):
     free: Any
 
 
-def _make_kernel(
-    shape: tuple[int, ...], inputs: int, exclude: int, weighted: bool, interpret: Any
-) -> Callable:
+def _make_kernel(shape: tuple[int, ...], inputs: int, exclude: int, weighted: bool) -> Callable:
     """Return the kernel for padded rows of this shape.
 
     The rows, like the columns, are `inputs` arrays: two bfloat16 parts of the points, then vectors.
@@ -195,7 +191,6 @@ def _make_kernel(
         num_threads=GROUPS + 1,
         thread_name="group",
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        interpret=interpret,
     )
 
 

@@ -3,11 +3,12 @@
 import dataclasses
 import enum
 import operator
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from hypersphere_jax.losses._pairwise.precision import Precision, on_cpu
+import jax
 
 AxisName = str | tuple[str, ...] | None
+Precision = Literal["highest", "high", "default"]
 
 
 class Exclude(enum.IntEnum):
@@ -53,3 +54,7 @@ class PairOptions:
 def _is_positive_integer(value: Any) -> bool:
     is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
     return is_integer and operator.index(value) >= 1
+
+
+def on_cpu() -> bool:
+    return jax.default_backend() == "cpu"

@@ -5,7 +5,6 @@ the mean over points of the log of the sum over the pairs of each. Memory is lin
 points. A derivative of any mode comes from gradients that are computed together with the value.
 """
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,6 @@ from hypersphere_jax.losses._pairwise.collectives import (
     weighted_mean,
 )
 from hypersphere_jax.losses._pairwise.options import AxisName
-from hypersphere_jax.losses._pairwise.pair_sets import PairSet, Sides
 from hypersphere_jax.losses._pairwise.points import (
     MASKED_LOGIT,
     OptionalArray,
@@ -32,6 +30,7 @@ from hypersphere_jax.losses._pairwise.points import (
     any_of_batch,
     within_range,
 )
+from hypersphere_jax.losses._pairwise.sums import PairSet, Sides
 
 
 def logsumexp_all_pairs(pairs: PairSet, *sides: Points, scale: Scale = None) -> jax.Array:
@@ -39,12 +38,10 @@ def logsumexp_all_pairs(pairs: PairSet, *sides: Points, scale: Scale = None) -> 
 
     Args:
       pairs: which pairs count.
-      *sides: the points of this device, see `pair_sets`.
+      *sides: the points of this device, see `sums`.
       scale: factor of squared distances, or None for inner products.
     """
-    value = functools.partial(_log_total, pairs)
-    value_and_gradients = functools.partial(_log_total_and_gradients, pairs)
-    return _differentiable(value, value_and_gradients, pairs.options.axis_name)(sides, scale)
+    return _differentiable(pairs, _log_total, _log_total_and_gradients)(sides, scale)
 
 
 def _log_total(pairs: PairSet, sides: Sides, scale: Scale) -> jax.Array:
@@ -96,14 +93,12 @@ def mean_row_logsumexp(
     Args:
       pairs: which pairs count. If columns are anchors too, half the mean over rows plus half the
         mean over columns is returned.
-      *sides: the n points of this device, see `pair_sets`.
+      *sides: the n points of this device, see `sums`.
       positives: logits `[n]`, or None.
       weights: `[n]`, normalized, or None for the mean.
       scale: factor of squared distances, or None for inner products.
     """
-    value = functools.partial(_mean, pairs)
-    value_and_gradients = functools.partial(_mean_and_gradients, pairs)
-    function = _differentiable(value, value_and_gradients, pairs.options.axis_name)
+    function = _differentiable(pairs, _mean, _mean_and_gradients)
     return function(sides, positives, weights, scale)
 
 
@@ -123,7 +118,9 @@ def _mean_and_gradients(
     entropies = _entropies(sums, positives)
     mean = weighted_mean(entropies, weights, axis_name)
 
-    count = len(sums) * _weight_total(entropies.shape[0], weights, axis_name)
+    count: Any = float(len(sums))
+    if weights is None:
+        count *= 1.0 * global_size(entropies.shape[0], axis_name)
     shifts = [_softmax_shift(row_sums, positives, weights) for row_sums in sums]
     anchors = tuple(
         side._replace(shift=shift) for side, shift in itertools.zip_longest(sides, shifts)
@@ -132,8 +129,10 @@ def _mean_and_gradients(
     gradients = jax.tree.map(lambda array: array / count, gradients)
     positive_gradient = None
     if positives is not None:
-        slopes = sum(_positive_slope(row_sums, positives, weights) for row_sums in sums)
-        positive_gradient = slopes / count
+        slopes: Any = [-jax.nn.sigmoid(row_sums - positives) for row_sums in sums]
+        if weights is not None:
+            slopes = [weights * slope for slope in slopes]
+        positive_gradient = sum(slopes) / count
     weight_gradient = entropies if weights is not None else None
     scale_gradient = _scale_gradient(sides, gradients, scale, axis_name)
     return mean, (gradients, positive_gradient, weight_gradient, scale_gradient)
@@ -155,20 +154,6 @@ def _softmax_shift(sums: jax.Array, positives: OptionalArray, weights: OptionalA
         return shift
     counts = weights > 0
     return jnp.where(counts, shift - jnp.log(jnp.where(counts, weights, 1.0)), -MASKED_LOGIT)
-
-
-def _positive_slope(sums: jax.Array, positives: jax.Array, weights: OptionalArray) -> jax.Array:
-    slope = -jax.nn.sigmoid(sums - positives)
-    if weights is None:
-        return slope
-    return weights * slope
-
-
-def _weight_total(n: int, weights: OptionalArray, axis_name: AxisName) -> float | jax.Array:
-    """Return the number of points on all devices, or 1 for normalized weights."""
-    if weights is not None:
-        return 1.0
-    return 1.0 * global_size(n, axis_name)
 
 
 def _scale_gradient(sides: Sides, gradients: Sides, scale: Scale, axis_name: AxisName) -> Scale:
@@ -195,32 +180,25 @@ def _match_types(sides: Sides) -> Sides:
     return jax.tree.map(lambda array: array + zero, sides)
 
 
-def _differentiable(
-    value: Callable, value_and_gradients: Callable, axis_name: AxisName
-) -> Callable:
-    """Return a function with `value`, whose derivative uses `value_and_gradients`.
+def _differentiable(pairs: PairSet, value: Callable, value_and_gradients: Callable) -> Callable:
+    """Return the function `value` of the pairs, whose derivative uses `value_and_gradients`.
 
-    It returns gradients of the global value with respect to the arguments of this device. The rule
-    for tangents serves forward and reverse mode, and `psum` sums the cotangents of all devices.
+    The latter returns gradients of the global value by the arguments of this device. The rule for
+    tangents serves forward and reverse mode, and `psum` sums the cotangents of all devices.
     """
 
     @jax.custom_jvp
     def function(*arguments: Any) -> jax.Array:
-        return value(*arguments)
+        return value(pairs, *arguments)
 
     def jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-        result, gradients = value_and_gradients(*primals)
-        pairs = zip(jax.tree.leaves(gradients), _leaves(tangents), strict=True)
-        slope: Any = sum(
-            jnp.sum(gradient * tangent)
-            for gradient, tangent in pairs
-            if not isinstance(tangent, SymbolicZero)
-        )
-        return result, global_sum(slope, axis_name)
+        result, gradients = value_and_gradients(pairs, *primals)
+        tangents = jax.tree.leaves(tangents, is_leaf=lambda x: isinstance(x, SymbolicZero))
+        slope: Any = 0
+        for gradient, tangent in zip(jax.tree.leaves(gradients), tangents, strict=True):
+            if not isinstance(tangent, SymbolicZero):
+                slope = slope + jnp.sum(gradient * tangent)
+        return result, global_sum(slope, pairs.options.axis_name)
 
     function.defjvp(jvp, symbolic_zeros=True)
     return function
-
-
-def _leaves(tangents: Any) -> list[Any]:
-    return jax.tree.leaves(tangents, is_leaf=lambda node: isinstance(node, SymbolicZero))

@@ -18,13 +18,11 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return x @ kernel
 
 
-def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _forward(x, kernel):
     return x @ kernel, (x, kernel)
 
 
-def _backward(
-    residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _backward(residuals, cotangent):
     x, kernel = residuals
     # XLA would compute `cotangent @ kernel.T`, where Eigen reads the kernel across its rows and
     # takes three times as long. The barriers keep XLA from undoing the transposition.

@@ -133,17 +133,17 @@ def _transformed_tiles(
 ) -> jax.Array:
     """Return the transformed tiles `matrix @ tile @ matrix.T` of images, `[6, 6, n, *grid, c]`."""
     extent = matrix.shape[1]
-    sides = []
+    sides = [(0, 0, 0)]
     for (low, _), count, side in zip(padding, grid, x.shape[1:3], strict=True):
         sides.append((low, STRIDE * (count - 1) + extent - low - side, 0))
+    sides.append((0, 0, 0))
 
     def views(x, axis, count):
         last = STRIDE * (count - 1) + 1
         return [jax.lax.slice_in_dim(x, j, j + last, STRIDE, axis) for j in range(extent)]
 
     zero = jnp.zeros((), x.dtype)
-    unpadded = (0, 0, 0)
-    x = unfused(lambda x: jax.lax.pad(x, zero, (unpadded, *sides, unpadded)), x)
+    x = unfused(lambda x: jax.lax.pad(x, zero, sides), x)
     x = unfused(lambda x: _transform(matrix, views(x, 1, grid[0]), 0), x)
     return unfused(lambda x: _transform(matrix, views(x, 3, grid[1]), 1), x)
 
@@ -182,13 +182,7 @@ def unfused(function: Callable, x: Any) -> jax.Array:
 
 
 def _map_blocks(function: Callable, bytes_per_image: int, x: jax.Array) -> jax.Array:
-    """Return `function(x)` for images `[n, ...]`, computed block by block.
-
-    Args:
-      function: maps images `[m, ...]` to an array `[m, ...]`, independently for each image.
-      bytes_per_image: size of the intermediate values for one image.
-      x: images.
-    """
+    """Return `function(x)` of images, which it maps independently, computed block by block."""
     (blocks,) = _split_blocks(bytes_per_image, x)
     if len(blocks) == 1:
         return function(x)
