@@ -94,7 +94,7 @@ def parse(
     description: str = "",
 ) -> Any:
     """Return the config of a command, see `parse_flags`; its help has the command's summary."""
-    description = f"{summary(command)} {description}"
+    description = f"{summary(command)} {description}".rstrip()
     return parse_flags(cls, f"{program()} {command}", description, arguments, defaults)
 
 

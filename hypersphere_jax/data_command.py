@@ -103,11 +103,7 @@ def _describe_text(config: InspectConfig) -> dict[str, dict[str, Any]]:
     if dataset.test is not None:
         described["test"] = dataset.test.statistics()
     print(f"{corpus.origin}: {len(corpus.vocabulary):,} words")
-    # The middle of the largest document contains no title page.
-    largest = int(np.argmax(np.diff(corpus.documents)))
-    start, end = corpus.documents[largest : largest + 2].tolist()
-    first = start + max(0, (end - start - SENTENCES) // 2)
-    for number in range(first, min(end, first + SENTENCES)):
+    for number in np.unique(np.linspace(0, len(corpus) - 1, SENTENCES, dtype=int)):
         sentence = printable(corpus.text(number), 1000)
         print(textwrap.fill(sentence, 96, initial_indent="- ", subsequent_indent="  "))
     return described

@@ -5,6 +5,7 @@ import difflib
 import functools
 import inspect
 import json
+import math
 import operator
 import os
 import re
@@ -20,6 +21,12 @@ from tyro.conf import arg
 from hypersphere_jax import __version__
 
 WRITER = f"hypersphere_jax {__version__}"  # files that this package wrote begin with it
+HOLDS = {
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
+}
 
 
 class UserError(Exception):
@@ -49,11 +56,7 @@ def require(condition: bool, message: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Base of all configs.
-
-    The fields are the options of a command and the keys of a config file. Types are checked here;
-    each class checks the ranges of its fields in `__post_init__`.
-    """
+    """Base of all configs. It checks types; subclasses check ranges in `__post_init__`."""
 
     def __post_init__(self) -> None:
         for name, value in dict(vars(self)).items():
@@ -90,13 +93,14 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
         value = Path(value)
     elif isinstance(value, Path):
         value = os.fspath(value)
-    type_name = str(kind).replace("typing.", "") if typing.get_args(kind) else kind.__name__
+    words = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
+    type_name = words.get(kind, str(kind).replace("typing.", ""))
     require(has_type(value, kind), f"{name}={value!r}: must be {type_name}")
     return value
 
 
 def has_type(value: Any, kind: Any) -> bool:
-    """Return whether a value has a type. An int is a float as well; a bool is neither."""
+    """Return whether a value has a type. An int is a float; a bool is neither; NaN is no number."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -109,33 +113,24 @@ def has_type(value: Any, kind: Any) -> bool:
         if arguments[-1] is ...:
             arguments = arguments[:1] * len(value)
         return len(value) == len(arguments) and all(map(has_type, value, arguments))
+    if kind is float and isinstance(value, float):
+        return math.isfinite(value)
     if kind in (int, float):
-        is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
-        return is_number and abs(value) < 2**63  # false for NaN and infinity
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     return isinstance(value, kind)
 
 
-def check_range(
-    config: Config,
-    *names: str,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> None:
-    """Raise UserError if one of these numbers, or of their items, is out of range. None passes."""
-    bounds: list[tuple[str, Any, Any]] = [
-        ("at least", operator.ge, at_least),
-        ("above", operator.gt, above),
-        ("at most", operator.le, at_most),
-        ("below", operator.lt, below),
-    ]
-    bounds = [entry for entry in bounds if entry[2] is not None]
-    words = " and ".join(f"{word} {bound}" for word, _, bound in bounds)
+def check_range(config: Config, *names: str, **bounds: Any) -> None:
+    """Raise UserError if one of these numbers, or of their items, is beyond a bound. None passes.
+
+    Bounds are `at_least`, `above`, `at_most` and `below`.
+    """
+    words = " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in bounds.items())
     for name in names:
         value = getattr(config, name)
-        for number in value if isinstance(value, tuple) else (value,):
-            is_inside = number is None or all(holds(number, bound) for _, holds, bound in bounds)
+        numbers = value if isinstance(value, tuple) else (value,)
+        for number in (number for number in numbers if number is not None):
+            is_inside = all(HOLDS[kind](number, bound) for kind, bound in bounds.items())
             require(is_inside, f"{name}={number}: must be {words}")
 
 
@@ -220,10 +215,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 class Custom:
-    """An object of the user's in a config, such as a network; equal only to itself.
-
-    `name` is its module and qualified name, or its class's.
-    """
+    """An object of the user's in a config, such as a network, and its qualified name."""
 
     def __init__(self, value: Any, name: str | None = None):
         self.value = value

@@ -36,10 +36,7 @@ class CheckpointOptions(Config):
 
 @dataclass(frozen=True)
 class ProbeConfig(CheckpointOptions):
-    """Linear probes and k-NN on frozen features, of checkpoints or from files.
-
-    Hyper-parameters are chosen on the training split; the test split is scored once.
-    """
+    """Hyper-parameters are chosen on the training split; the test split is scored once."""
 
     runs: Annotated[
         Positional[tuple[str, ...]],
@@ -114,10 +111,8 @@ class ProbeConfig(CheckpointOptions):
             refuse(self, ["folds"], "needs a protocol with something to choose")
         if self.vote != "similarity":
             refuse(self, ["temperature"], "needs vote=similarity")
-        require(
-            "quick_thought" not in protocols or bool(self.data),
-            "protocols=quick_thought needs data=: the sentences to classify, such as mr",
-        )
+        has_data = "quick_thought" not in protocols or bool(self.data)
+        require(has_data, "protocols=quick_thought needs data=: sentences to classify, such as mr")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,5 @@ class FinetuneConfig(RuntimeConfig, EvaluateConfig, FinetuneOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            len(self.learning_rates) == 1 or not self.multi_process,
-            "learning_rates=: several are tried in one process; give one for several processes",
-        )
+        is_allowed = len(self.learning_rates) == 1 or not self.multi_process
+        require(is_allowed, "learning_rates=: several are tried in one process only; give one")

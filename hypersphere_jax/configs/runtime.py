@@ -64,10 +64,8 @@ class RuntimeConfig(Config):
         check_range(self, "keep_last", at_least=2)
         check_range(self, "checkpoint_every_minutes", above=0)
         cluster = (self.coordinator, self.num_processes, self.process_index)
-        require(
-            cluster.count(None) in (0, 3),
-            "coordinator=, num_processes= and process_index= are given all or none",
-        )
+        is_whole = cluster.count(None) in (0, 3)
+        require(is_whole, "coordinator=, num_processes=, process_index=: give all three, or none")
         if self.coordinator is not None:
             is_address = re.fullmatch(r".+:\d+", self.coordinator) is not None
             require(is_address, f"coordinator={self.coordinator}: must be HOST:PORT")

@@ -138,8 +138,7 @@ def evaluation_section(folders: Sequence[Path]) -> Section:
         keys = dict.fromkeys(key for row in rows for key in row)
         columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
         tables.append(Table(columns, [[row.get(key) for key in keys] for row in rows], protocol))
-    text = "± is the standard error." if tables else "No results yet; run probe or metrics."
-    return Section("Evaluation", [text], tables)
+    return Section("Evaluation", ["± is the standard error. New results: probe, metrics."], tables)
 
 
 def _shown(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
     if changes and not config.force:
         raise UserError(
             f"{folder} contains a run with other options or data ({'; '.join(changes)}): leave "
-            f"them, {other}, or resume with force=True"
+            f"them, {other}, or resume with force=True (--force)"
         )
     return changes
 

@@ -135,12 +135,15 @@ def log_to_stderr() -> Iterator[None]:
     """Print the package's log messages to stderr while a command runs."""
     logger = logging.getLogger("hypersphere_jax")
     level = logger.level
+    propagate = logger.propagate
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # imports of other packages may add a handler to the root
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.propagate = propagate

@@ -3,32 +3,20 @@
 import re
 
 import numpy as np
-import pytest
 
 from hypersphere_jax.reporting import tables
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        *[(97.2, "97.20"), (-1234.5678, "-1235"), (None, "-"), ((96.25, 98.0), "96.25, 98.00")],
-        *[("name", "name"), (float("nan"), "nan"), (np.float32(9.5), "9.500"), (np.int64(7), "7")],
-    ],
-)
-def test_values_have_four_significant_digits(value, text):
-    assert tables.format_value(value) == text
+def test_values_have_four_significant_digits():
+    values = (97.2, -1234.5678, None, (96.25, 98.0), "name", np.float32(9.5), np.int64(7))
+    texts = ["97.20", "-1235", "-", "96.25, 98.00", "name", "9.500", "7"]
+    assert list(map(tables.format_value, values)) == texts
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "text"),
-    [
-        *[(-3.69712, 0.0021, "-3.6971 ± 0.0021"), (82.333, 2.08, "82.33 ± 2.08")],
-        *[(2.0, None, "2.000"), (2.0, 0.0, "2.000"), (2.0, float("nan"), "2.000")],
-        (None, 0.1, "-"),
-    ],
-)
-def test_errors_set_the_number_of_digits(value, error, text):
-    assert tables.with_error(value, error) == text
+def test_errors_set_the_number_of_digits():
+    assert tables.with_error(-3.69712, 0.0021) == "-3.6971 ± 0.0021"
+    assert tables.with_error(82.333, 2.08) == "82.33 ± 2.08"
+    assert [tables.with_error(2.0, error) for error in (None, 0.0, float("nan"))] == ["2.000"] * 3
 
 
 def test_pipe_has_one_line_per_row(capsys):

@@ -57,9 +57,11 @@ def neighbour_sheet(
 
 
 def _draw_tile(axes: Axes, tile: Tile, query: Tile) -> None:
-    image = tile.image / 255 if tile.image.dtype == np.uint8 else np.clip(tile.image, 0, 1)
-    image = image[..., :3] if image.shape[-1] >= 3 else image[..., 0]
-    axes.imshow(image, cmap="gray", vmin=0, vmax=1)
+    image = tile.image
+    if image.dtype == np.uint8:
+        image = image / 255
+    channels = slice(0, 3) if image.shape[-1] >= 3 else 0
+    axes.imshow(np.clip(image, 0, 1)[..., channels], cmap="gray", vmin=0, vmax=1)
     text = printable(tile.text, LETTERS)
     if tile.cosine is not None:
         text += f"  {tile.cosine:.2f}"
