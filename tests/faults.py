@@ -46,7 +46,7 @@ FAULTS = {
         # Formulas.
         Fault("another power of the distance", "distance_power", constant(2, 1)),
         Fault("NaN at zero distance", "distance_power", operator(ast.Eq, ast.Lt)),
-        Fault("n^2 pairs", "uniform_loss", argument("log_count", 0, "n * n")),
+        Fault("n^2 pairs", "uniform_loss", argument("log", 0, "n * n")),
         Fault("pairs of queries count twice", "uniform_queue_loss", argument("log", 0, "1")),
         Fault("rows only", "contrastive_loss", keyword("PairsBetween", "columns_are_anchors")),
         Fault("positive repels", "dcl_loss", keyword("PairsBetween", "exclude")),

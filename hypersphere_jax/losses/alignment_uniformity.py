@@ -20,7 +20,6 @@ from hypersphere_jax.losses._pairwise.sums import PairsBetween, PairsWithin
 from hypersphere_jax.losses._pairwise.validation import (
     apply_mask,
     count_points,
-    log_count,
     normalize_weights,
     validate_features,
 )
@@ -117,8 +116,8 @@ def uniform_loss(
         return _weighted_uniform(x, t, include_self, weights, pairs)
     total = logsumexp_all_pairs(pairs, make_points(x), scale=2 * t)
     if include_self:
-        return jnp.logaddexp(total, log_count(n)) - 2 * log_count(n)
-    return total - log_count(n * (n - 1))
+        return jnp.logaddexp(total, math.log(n)) - 2 * math.log(n)
+    return total - math.log(n * (n - 1))
 
 
 def _weighted_uniform(
@@ -193,4 +192,4 @@ def uniform_queue_loss(
         within = logsumexp_all_pairs(PairsWithin(options), queries, scale=2 * t) - math.log(2)
         total = jnp.logaddexp(total, within)
         count += n * (n - 1) // 2
-    return total - log_count(count)
+    return total - math.log(count)

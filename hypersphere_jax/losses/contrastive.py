@@ -88,9 +88,8 @@ def dcl_loss(
         e^{z_i^\top z'_j / \tau}}
 
     and the mean of that over both views as anchors (balanced paper, Eq. (14), with alpha =
-    1 / tau). It has no lower bound of zero: separated pairs make it negative. The `DCLLoss` of
-    lightly differs: its negatives are both views of the other images, as in
-    `balanced_contrastive_loss(z1, z2, 1 / tau, lam=1) / tau`.
+    1 / tau). It has no lower bound of zero: separated pairs make it negative. lightly's `DCLLoss`
+    is `balanced_contrastive_loss(z1, z2, 1 / tau, lam=1) / tau` for unit features instead.
     Shared options: see `hypersphere_jax.losses`.
 
     Args:

@@ -220,7 +220,6 @@ def balanced_contrastive_loss(
 
     over the 2n views z of both sides, p(i) the other view of the same image (balanced paper, Eq.
     (17)). As alpha grows, the second term becomes lam times the similarity of the hardest negative.
-    With alpha = 1 / tau and lam = 1, divided by tau, it is lightly's `DCLLoss` for unit features.
     Shared options: see `hypersphere_jax.losses`.
 
     Args:
@@ -330,5 +329,5 @@ def _cross_entropy(
 
 
 def _views(z1: jax.Array, z2: jax.Array) -> jax.Array:
-    """`[2n, ...]`, the two views of an image one after the other, so that no block parts them."""
+    """Interleave the views `[2n, ...]`, so that no block parts the two of an image."""
     return jnp.stack([z1, z2], axis=1).reshape(2 * z1.shape[0], *z1.shape[1:])

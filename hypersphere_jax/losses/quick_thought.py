@@ -1,9 +1,8 @@
 """Losses of Quick-Thought Vectors: consecutive sentences, two encoders (Wang & Isola, B.3).
 
-`f` and `g` are the features of the same K consecutive sentences by two encoders. The positives of
-f's sentence i are g's sentences i - 1 and i + 1, with weight 1/2 each; the first and the last
-sentence have one neighbor, with weight 1. With `axis_name`, the sentences of the devices follow
-each other in the order of the axis.
+The positives of f's sentence i are g's sentences i - 1 and i + 1, with weight 1/2 each; the first
+and the last sentence have one neighbor, with weight 1. With `axis_name`, the sentences of the
+devices follow each other in the order of the axis.
 """
 
 import functools

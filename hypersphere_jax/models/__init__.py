@@ -130,8 +130,7 @@ def _groups_per_device(config: ModelConfig, axis_name: str | None) -> int:
 def resolved(config: ModelConfig) -> ModelConfig:
     """Return the model's section of a config, with the stem of a ResNet or the patches of a ViT.
 
-    Below 64 pixels, the default stem is "cifar", because the ImageNet stem and the stages would
-    leave less than 2x2 positions, and the default patch size is 4.
+    Below 64 pixels, the default stem is "cifar", and the default patch size is 4.
 
     Raises:
       UserError: for an unknown model, or an image size that is too small for it.

@@ -55,10 +55,7 @@ class Builder:
 def call(
     graphdef: nnx.GraphDef, params: Tree, stats: Tree, *inputs: Any, **batch_norm: Any
 ) -> tuple[Any, Tree]:
-    """Return the outputs of a module and its updated statistics.
-
-    Its `BatchNorm` layers get the attributes `batch_norm`, such as `axis_name`.
-    """
+    """Return outputs and updated statistics; `batch_norm` are attributes of `BatchNorm` layers."""
     # Without copies, NNX refuses to update statistics across trace levels.
     module = nnx.merge(graphdef, params, stats, copy=True)
     # Sentence encoders have no batch norm.

@@ -71,18 +71,10 @@ class BatchNorm(nnx.Module):
 def normalize(
     x: jax.Array, scale: jax.Array, bias: jax.Array | float, relu: bool, axis_name: str | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalize `[m, ..., features]` by its own mean and variance.
+    """Normalize `[m, ..., features]`, float32, by its own mean and variance over `axis_name`.
 
-    Args:
-      x: activations, float32.
-      scale: `[1, ..., features]`.
-      bias: `[1, ..., features]`, or 0.
-      relu: apply ReLU to the result.
-      axis_name: mapped axis over which mean and variance are averaged, if any.
-
-    Returns:
-      The normalized activations, the mean and the biased variance (`[1, ..., features]`). Mean and
-      variance have no derivative.
+    Returns the normalized activations, after ReLU if `relu`, with the mean and the biased variance
+    `[1, ..., features]`, which have no derivative. Scale and bias have their shape.
     """
     mean, var = statistics(x, axis_name)
     return affine(x, mean, var, scale, bias, relu), mean, var

@@ -20,6 +20,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 RESNET_ENTRY = "layer1.0.conv1.weight"
 ALEXNET_ENTRY = "blocks.0.0.weight"
 VIT_ENTRY = "patch_embed.proj.weight"
+ENTRIES = (RESNET_ENTRY, ALEXNET_ENTRY, VIT_ENTRY)
 RESNET_MODULES = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc")
 MODULES = (*RESNET_MODULES, "blocks", "classifier")
 PREFIX = r"(?P<prefix>^|.*?\.)"
@@ -41,12 +42,8 @@ def select_encoder(
 ) -> tuple[StateDict, list[str]]:
     """Return one encoder under torchvision's names, and the names of all other entries.
 
-    Linear modules next to the network, such as projections and prototypes, are not part of it.
-
-    Args:
-      state: arrays by name.
-      prefix: prefix of the encoder's names, with or without the last dot. Detected by default;
-        MoCo's `encoder_q` is preferred to `encoder_k`.
+    Linear modules next to the network, such as projections and prototypes, are not part of it. The
+    prefix of the encoder's names is detected by default, where MoCo's `encoder_q` is preferred.
 
     Raises:
       UserError: for an unknown prefix, several encoders, or none.
@@ -120,12 +117,9 @@ def torchvision_names(names: Iterable[str]) -> dict[str, str]:
 
 def encoder_prefixes(names: Iterable[str]) -> list[str]:
     """Return the prefix of each encoder among torchvision's names, sorted."""
-    prefixes = []
-    for name in names:
-        for entry in (RESNET_ENTRY, ALEXNET_ENTRY, VIT_ENTRY):
-            if name == entry or name.endswith(f".{entry}"):
-                prefixes.append(name.removesuffix(entry))
-    return sorted(prefixes)
+    entry = re.compile(rf"(.*\.)?({'|'.join(map(re.escape, ENTRIES))})")
+    matches = [entry.fullmatch(name) for name in names]
+    return sorted(match[1] or "" for match in matches if match)
 
 
 def _detect_prefix(prefixes: list[str], state: Mapping[str, Any]) -> str:

@@ -52,17 +52,11 @@ def has_torch_names(config: ModelConfig) -> bool:
 
 
 def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
-    """Return the PyTorch entry of each parameter and statistic.
+    """Return the PyTorch entries by path, such as "params/layer1/block0/conv1/layer/kernel".
 
     A linear head is `fc`, as in torchvision. An MLP head is a sequence `fc.0`, `fc.1`, … of linear
     layers, batch norms and ReLUs, as in MoCo. The head of SmallAlexNet is `blocks.7`, the head of a
     ViT is `head`.
-
-    Args:
-      config: ResNet, ViT or SmallAlexNet with `image_size` and `in_channels`.
-
-    Returns:
-      Entries by path, such as "params/layer1/block0/conv1/layer/kernel".
 
     Raises:
       UserError: for a network that has no PyTorch names.

@@ -98,33 +98,11 @@ def uniformity_without_self(value: float | jax.Array, n: int) -> float | jax.Arr
     >>> round(float(uniformity_without_self(-1.0, 4)), 4)
     -1.8504
     """
-    xp = _at_least_two(n, value)
+    if n < 2:
+        raise ValueError(f"uniformity_without_self needs n >= 2, got n={n}")
+    xp: Any = jnp if isinstance(value, jax.Array) else np
     with np.errstate(divide="ignore"):
         return xp.log(xp.expm1(xp.maximum(value + math.log(n), 0.0))) - math.log(n - 1)
-
-
-def uniformity_with_self(value: float | jax.Array, n: int) -> float | jax.Array:
-    r"""Convert estimator (9) of uniformity to estimator (8), for the same n points.
-
-    .. math:: \log \frac{(n - 1) e^{v} + 1}{n}
-
-    This is the inverse of `uniformity_without_self`. Source: Wang & Isola, A.1.1.
-
-    Args:
-      value: `uniform_loss(x, t)`: a float, or an array of any shape.
-      n: number of points, >= 2.
-
-    Returns:
-      `uniform_loss(x, t, include_self=True)` in the shape of `value`; a JAX array for a JAX array,
-      otherwise NumPy.
-
-    Raises:
-      ValueError: for n < 2.
-
-    >>> round(float(uniformity_with_self(-1.8504, 4)), 4)
-    -1.0
-    """
-    return _at_least_two(n, value).logaddexp(value + math.log(n - 1), 0.0) - math.log(n)
 
 
 def contrastive_limit(x: jax.Array, y: jax.Array, tau: float = 0.5) -> jax.Array:
@@ -256,13 +234,6 @@ def uniform_sphere(key: jax.Array, n: int, d: int) -> jax.Array:
     if n < 0 or d < 1:
         raise ValueError(f"uniform_sphere needs n >= 0 and d >= 1, got n={n}, d={d}")
     return l2_normalize(jax.random.normal(key, (n, d), jnp.float32))
-
-
-def _at_least_two(n: int, value: Any) -> Any:
-    """Return the array module of a value; raise ValueError for fewer than two points."""
-    if n < 2:
-        raise ValueError(f"this estimator of uniformity needs n >= 2, got n={n}")
-    return jnp if isinstance(value, jax.Array) else np
 
 
 def _mean_log_mean_exp(x: jax.Array, scale: float | jax.Array) -> jax.Array:

@@ -80,15 +80,11 @@ def test_gradient_of_lejepa(rng):
 
 @each_loss
 def test_value_of_many_directions(name, rng):
-    """Other directions than the oracle's, and any rotation of the features."""
+    """Other directions than the oracle's."""
     z = [np.float32(view @ np.diag([0.5, 1.0, 1.5, 2.0])) for view in views(rng, 100, 4)]
-    loss = jax.jit(lambda z1, z2: CASES[name][0](KEY, z1, z2, 0.5, num_slices=4096))
-    found = loss(*z)
+    found = CASES[name][0](KEY, *z, 0.5, num_slices=4096)
     expected = oracle_of(name, sphere(rng, 1000, 4), 0.5)(*z)
     np.testing.assert_allclose(found, expected, rtol=0.05)
-    if name == "lejepa":  # the scale of VISReg is of single dimensions
-        turn = np.float32(np.linalg.qr(rng.standard_normal((4, 4)))[0])
-        np.testing.assert_allclose(loss(*(view @ turn for view in z)), found, rtol=0.05)
 
 
 @each_loss

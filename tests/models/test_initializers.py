@@ -7,39 +7,23 @@ import numpy as np
 import pytest
 
 from hypersphere_jax import models
-from hypersphere_jax.configs import ModelConfig, UserError
+from hypersphere_jax.configs import ModelConfig
 
 SIZE = {"image_size": 16, "in_channels": 3, "dim": 64, "num_classes": 48}
 # Largest of many values over their deviation.
 LARGEST = {"normal": (2.8, 6), "truncated": (2.0, 2.3), "uniform": (1.6, 1.76)}
 
 
-def he(inputs, outputs):
-    return math.sqrt(2 / inputs)
-
-
-def he_out(inputs, outputs):
-    return math.sqrt(2 / outputs)
-
-
-def lecun(inputs, outputs):
-    return math.sqrt(1 / inputs)
-
-
-def torch_uniform(inputs, outputs):
-    return math.sqrt(1 / (3 * inputs))
-
-
-def constant(deviation):
-    return lambda inputs, outputs: deviation
-
-
-# Convolutions, linear layers with batch norm, other linear layers.
+# Variance times inputs, outputs or 1, and family: of convolutions, linear layers with batch norm,
+# other linear layers.
+HE = (2, "inputs", "truncated")
+LECUN = (1, "inputs", "truncated")
+TORCH = (1 / 3, "inputs", "uniform")
 SCHEMES = {
-    "small_cnn he": [(he, "truncated"), (he, "truncated"), (lecun, "truncated")],
-    "small_alexnet authors": [(constant(0.02), "normal")] * 3,
-    "resnet18 torch": [(he_out, "normal"), *[(torch_uniform, "uniform")] * 2],
-    "resnet50 simclr": [(lecun, "truncated"), *[(constant(0.01), "normal")] * 2],
+    "small_cnn he": [HE, HE, LECUN],
+    "small_alexnet authors": [(0.02**2, "one", "normal")] * 3,
+    "resnet18 torch": [(2, "outputs", "normal"), TORCH, TORCH],
+    "resnet50 simclr": [LECUN, *[(0.01**2, "one", "normal")] * 2],
 }
 HEADS = {"small_cnn": "balanced", "resnet18": "moco_v2", "resnet50": "simclr2"}
 
@@ -74,25 +58,12 @@ def test_every_layer_follows_its_scheme(scheme, short_networks):
             assert not values.any(), names
 
 
-def check_kernel(values, deviation, family):
+def check_kernel(values, variance, over, family):
     """Compare moments and the largest value of a kernel with its distribution."""
     window = math.prod(values.shape[:-2])
-    expected = deviation(window * values.shape[-2], window * values.shape[-1])
+    sizes = {"one": 1, "inputs": window * values.shape[-2], "outputs": window * values.shape[-1]}
+    expected = math.sqrt(variance / sizes[over])
     np.testing.assert_allclose(values.std(), expected, rtol=4 / math.sqrt(values.size))
     assert abs(values.mean()) < 5 * expected / math.sqrt(values.size)
     low, high = LARGEST[family]
     assert values.size < 2000 or low < np.abs(values).max() / expected < high
-
-
-@pytest.mark.parametrize(
-    ("model", "init"),
-    [
-        ("small_cnn", "authors"),
-        ("small_alexnet", "simclr"),
-        ("sentence_gru", "torch"),
-        ("resnet18", "chrono"),
-    ],
-)
-def test_schemes_of_other_networks_are_refused(model, init):
-    with pytest.raises(UserError, match=f"init={init}"):
-        ModelConfig(model, init=init)

@@ -1,8 +1,8 @@
 """Reductions over all pairs of blocks of points by a block function.
 
 A sweep computes the logits of each block of rows and block of columns once. The block function
-reduces them to a part for the rows and a part for the columns, which the sweep adds up. Blocks of
-one set of points with themselves are symmetric: each two blocks meet once.
+reduces them to a part for the rows and a part for the columns, which the sweep adds up. Two blocks
+of one set of points meet once.
 """
 
 import abc
@@ -203,8 +203,6 @@ def _add_at(block: BlockFunction, totals: Any, i: Any, part: Any) -> Any:
 def split_blocks(points: Points, limit: int, exclude: int) -> Points:
     """Split `[n, ...]` into `[blocks, size, ...]`; masked points pad the last block."""
     n = points.bias.shape[0]
-    if not isinstance(n, int):  # A symbolic n of `jax.export` stays one block.
-        return jax.tree.map(lambda array: array[None], points)
     size = math.ceil(n / math.ceil(n / limit))
     if LARGE < size < limit:
         size += -size % ALIGNMENT

@@ -58,8 +58,8 @@ def weighted_mean(values: jax.Array, weights: jax.Array | None, axis_name: AxisN
     return global_sum(jnp.matmul(weights, values, precision=lax.Precision.HIGHEST), axis_name)
 
 
-def global_size(n: int, axis_name: AxisName) -> Any:
-    """Return the number of points on all devices; `jax.export` may not know it."""
+def global_size(n: int, axis_name: AxisName) -> int:
+    """Return the number of points on all devices."""
     if axis_name is None:
         return n
     return n * lax.axis_size(axis_name)
@@ -82,13 +82,9 @@ def reduce_over_devices(
 ) -> tuple[Any, Any]:
     """Sum over the pairs of the points of this device with the points of all devices.
 
-    Args:
-      pair_sums: maps `local` of other devices, concatenated, to the sums for the points of this
-        device and the sums for theirs, or None.
-      local: arrays `[n, ...]` of the points of this device.
-      local_sums: both kinds of sums over the pairs within this device.
-      combine: adds up, as `combine(stacked, axis=0)`.
-      options: mapped axis, and whether points go along a ring or are gathered on each device.
+    `pair_sums` maps `local` (arrays `[n, ...]`) of other devices, concatenated, to the sums for the
+    points of this device and the sums for theirs, or None. `local_sums` are both within this
+    device. `combine(stacked, axis=0)` adds up.
     """
     axis_name = options.axis_name
     if axis_name is None:

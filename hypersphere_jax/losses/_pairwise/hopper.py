@@ -33,8 +33,6 @@ LOG2E = math.log2(math.e)
 
 def is_supported(x: jax.Array, y: jax.Array) -> bool:
     """Return whether the kernel computes the pairs of these points on this machine."""
-    if not all(isinstance(n, int) for n in (*x.shape, *y.shape)):  # Symbolic, in `jax.export`.
-        return False
     sizes = min(len(x), len(y)) >= SMALLEST_SET and x.shape[1] <= 2 * WIDTH
     types = x.dtype == y.dtype == jnp.float32 and not (_is_varying(x) or _is_varying(y))
     return sizes and types and _is_hopper()
@@ -116,14 +114,9 @@ def exp_sums(
 ) -> tuple[jax.Array, ...]:
     """Return `(sum_j P_ij y_j [n, d], sum_j P_ij [n])` with `P_ij = exp(l_ij - shift_i)`.
 
-    Args:
-      x: `[n, d]`, float32 like all arrays.
-      y: `[m, d]`.
-      shift: `[n]`.
-      bias: `[m]`, of `l_ij = x_i . y_j + bias_j`; `MASKED_LOGIT` for points without pairs.
-      second: `(u [n], v [m])` for `exp(l_ij - u_i - v_j)` as a second term of P, or None.
-      exclude: 0, or which pairs have no weight: 1 for i = j, 2 for i // 2 = j // 2.
-      weighted: False for `(sum_j P_ij,)` only.
+    Logits are `l_ij = x_i . y_j + bias_j`. `second`, `(u [n], v [m])`, adds `exp(l_ij - u_i - v_j)`
+    to P. Groups of `exclude` consecutive points have no weight with each other. Without `weighted`,
+    only the second result is returned.
     """
     n, d = x.shape
     more_rows = (0, -n % (BLOCK * GROUPS))

@@ -92,17 +92,11 @@ LogitForm = InnerProducts | FoldedInnerProducts
 
 
 def matmul(a: jax.Array, b: jax.Array, precision: Precision = "highest") -> jax.Array:
-    """Return the matrix product of `[n, k]` and `[k, m]`, float32.
-
-    "highest" has the precision of float32. "high" takes three products of bfloat16 parts, with 16
-    bits of each number. "default" is the default of the device, such as TF32. On CPU all three are
-    float32.
-    """
+    """Return the matrix product of `[n, k]` and `[k, m]`; see docs/losses.md for the precisions."""
     algorithm = ALGORITHMS.get(precision)
     if jax.default_backend() == "gpu" and a.dtype == jnp.float32 and _multiplies_bfloat16():
-        small = any(isinstance(n, int) and n < SMALLEST_SIDE for n in (*a.shape, *b.shape))
         algorithm = TENSOR_CORE_ALGORITHMS.get(precision)
-        if small and precision != "default":
+        if min(*a.shape, *b.shape) < SMALLEST_SIDE and precision != "default":
             algorithm = lax.Precision.HIGHEST
     return jnp.matmul(a, b, precision=algorithm)
 
@@ -154,17 +148,14 @@ def squared_distances(x: jax.Array, y: jax.Array, factor: jax.Array) -> jax.Arra
 
 
 def weighted_differences(weights: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return `sum_j P_ij (y_j - x_i)`, `[n, d]`.
-
-    CPUs take one j at a time: all at once is ten times as slow, and larger chunks take longer to
-    compile than they save.
-    """
+    """Return `sum_j P_ij (y_j - x_i)`, `[n, d]`."""
 
     @jax.checkpoint
     def add_chunk(total: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         terms = (p_j[:, None] * (y_j[None] - x) for p_j, y_j in zip(*chunk, strict=True))
         return total + sum(terms), None
 
+    # On CPUs, all j at once is ten times as slow, and larger chunks take longer to compile.
     size = 1 if on_cpu() else CHUNK
     chunks = (_chunks(weights.T, size), _chunks(y, size))
     return lax.scan(add_chunk, jnp.zeros_like(x), chunks)[0]

@@ -38,13 +38,11 @@ class PairOptions:
             raise ValueError(f"block_size must be None or an integer >= 1, got {self.block_size!r}")
 
     def block_limit(self, same_points: bool) -> int:
-        """Return the largest number of points in a block, for pairs of one set or of two.
-
-        The defaults were measured on CPUs, see docs/performance.md. On accelerators, logits are
-        all of a block's traffic from about 4,096 points on.
-        """
+        """Return the largest number of points in a block, for pairs of one set or of two."""
         if self.block_size is not None:
             return operator.index(self.block_size)
+        # Measured on CPUs, see docs/performance.md. On accelerators, logits are all of a block's
+        # traffic from about 4,096 points on.
         size = 1024 if on_cpu() else 4096
         if not same_points:
             size *= 2

@@ -1,8 +1,7 @@
 """Two scalars over pairs of points that the pairwise losses consist of, with exact gradients.
 
-`logsumexp_all_pairs` is the log of the sum of `exp(l_ij)` over all pairs, and `mean_row_logsumexp`
-the mean over points of the log of the sum over the pairs of each. Memory is linear in the number of
-points. A derivative of any mode comes from gradients that are computed together with the value.
+Memory is linear in the number of points. A derivative of any mode comes from gradients that are
+computed together with the value.
 """
 
 import itertools
@@ -34,13 +33,7 @@ from hypersphere_jax.losses._pairwise.sums import PairSet, Sides
 
 
 def logsumexp_all_pairs(pairs: PairSet, *sides: Points, scale: Scale = None) -> jax.Array:
-    r"""Return `\log \sum_{ij} e^{l_ij}` over the pairs of all devices.
-
-    Args:
-      pairs: which pairs count.
-      *sides: the points of this device, see `sums`.
-      scale: factor of squared distances, or None for inner products.
-    """
+    r"""Return `\log \sum_{ij} e^{l_ij}` over the pairs of all devices; arguments as in `sums`."""
     return _differentiable(pairs, _log_total, _log_total_and_gradients)(sides, scale)
 
 
@@ -65,10 +58,7 @@ def _log_total_and_gradients(pairs: PairSet, sides: Sides, scale: Scale) -> tupl
 
 
 def _overflow_shift(pairs: PairSet, sides: Sides, scale: Scale) -> jax.Array:
-    """Return a shift of logits with which no sum of exponentials under- or overflows.
-
-    It is 0 if the norms of the points guarantee that, else the value, which takes another pass.
-    """
+    """Return a shift of logits that prevents overflow: 0 if norms allow it, otherwise the value."""
     sides, scale = lax.stop_gradient((sides, scale))
     fits = within_range(sides[0], sides[-1], scale)
     if pairs.options.axis_name is not None:
@@ -88,11 +78,11 @@ def mean_row_logsumexp(
 
     With positives it is the mean of `\log(1 + \sum_j e^{l_ij - p_i})`, the cross entropy of the
     logit p_i among itself and the others. It keeps its precision near zero, where a difference of
-    two log-sum-exps would not.
+    two log-sum-exps would not. If columns are anchors too, half the mean over rows plus half the
+    mean over columns is returned.
 
     Args:
-      pairs: which pairs count. If columns are anchors too, half the mean over rows plus half the
-        mean over columns is returned.
+      pairs: which pairs count.
       *sides: the n points of this device, see `sums`.
       positives: logits `[n]`, or None.
       weights: `[n]`, normalized, or None for the mean.
@@ -157,10 +147,7 @@ def _softmax_shift(sums: jax.Array, positives: OptionalArray, weights: OptionalA
 
 
 def _scale_gradient(sides: Sides, gradients: Sides, scale: Scale, axis_name: AxisName) -> Scale:
-    """Derive the gradient of the scale from the gradients of the points.
-
-    Logits depend on `sqrt(scale) x` only.
-    """
+    """Derive the gradient of the scale from the points': logits depend on `sqrt(scale) x` only."""
     if scale is None:
         return None
     # The gradients sum to zero, so that less is lost to rounding around the center.

@@ -80,18 +80,11 @@ class PairsWithin:
 
 @dataclasses.dataclass(frozen=True)
 class PairsBetween:
-    """Pairs of two sets of points, rows and columns.
-
-    Attributes:
-      options: devices, block size and precision.
-      columns_are_anchors: whether columns are anchors, too.
-      columns_are_replicated: whether columns are the same on every device, not sharded.
-      exclude: pairs that do not count.
-    """
+    """Pairs of two sets of points, rows and columns."""
 
     options: PairOptions
     columns_are_anchors: bool = False
-    columns_are_replicated: bool = False
+    columns_are_replicated: bool = False  # the same on every device, not sharded
     exclude: Exclude = Exclude.NONE
     places: ClassVar[int] = 1
 

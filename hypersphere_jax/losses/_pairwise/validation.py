@@ -22,18 +22,8 @@ def computation_dtype(*arrays: jax.Array) -> Any:
 
 
 def validate_features(*arrays: jax.Array, names: str, same_n: bool = True) -> list[jax.Array]:
-    """Check that all arrays are features `[n, d]`, and convert them to the computation's type.
-
-    Args:
-      *arrays: features with equal d.
-      names: names of the arrays for the message, such as "x, y".
-      same_n: whether n must be equal, too.
-
-    Raises:
-      ValueError: if arrays have other shapes, no rows, d = 0, or are not floating point.
-    """
+    """Check that arrays are features `[n, d]` of equal d, and convert them to one floating type."""
     arrays = [jnp.asarray(array) for array in arrays]
-    # A symbolic n of `jax.export` is not compared with 0.
     valid = all(array.ndim == 2 and 0 not in array.shape for array in arrays)
     equal_d = len({array.shape[1:] for array in arrays}) == 1
     equal_n = len({array.shape[:1] for array in arrays}) == 1 or not same_n
@@ -50,24 +40,13 @@ def validate_features(*arrays: jax.Array, names: str, same_n: bool = True) -> li
 def count_points(x: jax.Array, least: int, kind: str, axis_name: AxisName = None) -> int:
     """Return the number of points `[n, d]` on all devices, or raise ValueError for too few."""
     n = global_size(x.shape[0], axis_name)
-    if isinstance(n, int) and n < least:
+    if n < least:
         raise ValueError(f"the loss needs at least {least} {kind}, got an array {x.shape}")
     return n
 
 
-def log_count(n: Any) -> Any:
-    """Return the log of a number of points, which is symbolic in `jax.export`."""
-    return math.log(n) if isinstance(n, int) else jnp.log(1.0 * n)
-
-
 def check_positive(name: str, value: Any, dtype: Any, allow_zero: bool = False) -> jax.Array:
-    """Convert an option to a scalar, after a check that it is one positive number.
-
-    The value of a traced option is not known and not checked.
-
-    Raises:
-      ValueError: if the option is not one number, or not positive and finite in this type.
-    """
+    """Convert an option to a scalar; check that it is one number, and positive unless traced."""
     array = _as_numbers(value)
     valid = array is not None and array.size == 1 and array.dtype != bool
     if valid and not isinstance(array, jax.core.Tracer):
@@ -90,11 +69,7 @@ def as_labels(value: Any) -> jax.Array:
 
 
 def as_weights(value: Any, mask: Any = None) -> jax.Array:
-    """Convert weights to an array; weights on the host are divided by the largest in float64.
-
-    Raises:
-      ValueError: if they are not numbers, or unmasked ones on the host are negative or not finite.
-    """
+    """Convert weights to an array; those on the host are checked, and divided by the largest."""
     weights = _as_numbers(value)
     if weights is None:
         raise ValueError(f"weights must be an array of numbers, got {_shown(value)}")
@@ -132,18 +107,7 @@ def apply_mask(mask: Any, weights: Any, *arrays: jax.Array) -> tuple[Any, ...]:
     """Apply mask and weights; masked rows become zero.
 
     A loss calls it before any division: the gradient of a division is NaN for masked rows that
-    contain NaN, even if their cotangent is zero.
-
-    Args:
-      mask: bool `[n]`, or None for no masked rows.
-      weights: `[n]`, or None for equal weights.
-      *arrays: features `[n, d]`; masked rows may contain anything.
-
-    Returns:
-      The mask, the weights (zero for masked rows, None without mask and weights), the features.
-
-    Raises:
-      ValueError: if shapes or types do not fit.
+    contain NaN, even if their cotangent is zero. Without mask and weights, both stay None.
     """
     if mask is None and weights is None:
         return None, None, *arrays
