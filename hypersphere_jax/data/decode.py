@@ -52,7 +52,7 @@ def image_size(stream: BinaryIO) -> tuple[int, int]:
 
 def reason(error: Exception) -> str:
     """Return in one line why an image or another file cannot be read."""
-    if type(error).__name__ == "UnidentifiedImageError":  # of Pillow
+    if type(error).__name__ == "UnidentifiedImageError":  # a Pillow type
         return f"is not a readable image ({', '.join(FORMATS)}), or its header is damaged"
     return " ".join(str(error).split()) or type(error).__name__
 

@@ -42,7 +42,7 @@ class Folder:
 
     @functools.cached_property
     def files(self) -> dict[str, tuple[int, int]]:
-        """Names, with the size in bytes and, in place of a checksum, 0."""
+        """Size in bytes by name; there is no checksum (0)."""
         paths: list[str] = []
         for path, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
             folders[:] = [
@@ -79,7 +79,7 @@ class Archive:
 
     @functools.cached_property
     def files(self) -> dict[str, tuple[int, int]]:
-        """Names, with the size in bytes and the checksum."""
+        """Size in bytes and checksum by name."""
         return {
             name: (member.file_size, member.CRC)
             for name, member in self._members.items()
