@@ -41,7 +41,9 @@ def pixels(image: "Image.Image", mode: str = "RGB") -> np.ndarray:
         image = Image.fromarray(((gray + 128) // 257).astype(np.uint8))
     if image.mode not in (mode, *CONVERTIBLE):
         raise ValueError(f"has pixels of Pillow's mode {image.mode!r}, not 8-bit colors")
-    return np.atleast_3d(np.array(image.convert(mode)))
+    if image.mode != mode:
+        image = image.convert(mode)
+    return np.atleast_3d(np.array(image))
 
 
 def image_size(stream: BinaryIO) -> tuple[int, int]:

@@ -55,7 +55,6 @@ class Folder:
         return {path[start:]: (size, 0) for path, size in zip(paths, sizes, strict=True)}
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file."""
         return open_file(f"{self.path}/{name}")
 
 
@@ -87,7 +86,6 @@ class Archive:
         }
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file."""
         return self._archive.open(self._members[name])
 
 

@@ -48,7 +48,6 @@ class Subset:
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        """All labels, int32 `[m]`."""
         labels = self.source.labels[self.indices]
         if self._kept is None:
             return labels
@@ -58,7 +57,6 @@ class Subset:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Fingerprint of the source, the indices and the kept classes."""
         parts: list[str | np.ndarray] = [self.source.digest, "\n", self.indices, "\n"]
         if self._kept is not None:
             parts += [self._kept.astype("<i8"), "\n"]
@@ -87,12 +85,10 @@ class Concatenated:
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        """All labels, int32 `[n]`."""
         return np.concatenate([source.labels for source in self.sources])
 
     @functools.cached_property
     def digest(self) -> str:
-        """Fingerprint of all sources in their order."""
         return fingerprint(*(f"{source.digest} {len(source)}\n" for source in self.sources))
 
 
