@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def run(capsys):
-    """Return the function that runs an example and returns its result and what it prints."""
+    """Return a function from an example to its result and its output."""
 
     def run(name, *arguments, **options):
         main = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"]
@@ -32,13 +32,13 @@ def test_own_training_loop_is_the_same_on_one_device_and_on_four(run):
 def test_probe_features(run):
     _, printed = run("probe_features")
     numbers = dict(re.findall(r"^([\w-]+): (-?[\d.]+)", printed, re.MULTILINE))
-    assert float(numbers["linear"]) > 80 and float(numbers["5-NN"]) > 80  # of ten classes
+    assert float(numbers["linear"]) > 80 and float(numbers["5-NN"]) > 80  # chance: 10%
 
 
 def test_use_encoder(run, tmp_path):
     _, printed = run("use_encoder", tmp_path, epochs=2)
     assert (tmp_path / "encoder" / "weights.safetensors").is_file()
-    assert float(re.search(r"5-NN: ([\d.]+)%", printed)[1]) > 70  # of ten classes
+    assert float(re.search(r"5-NN: ([\d.]+)%", printed)[1]) > 70  # chance: 10%
 
 
 def test_bring_your_own_resumes(run, tmp_path):

@@ -29,14 +29,14 @@ from hypersphere_jax.text.text_files import read_sentences
 from hypersphere_jax.training.run_dir import read_config
 from hypersphere_jax.utils.arrays import open_array
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of NumPy and Pillow on damage
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # from NumPy and Pillow
 settings = hypothesis.settings(
     derandomize=True,
     deadline=None,
     max_examples=25,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
-numbers = itertools.count()  # of the files that are written
+numbers = itertools.count()  # names of folders
 
 FLOATS = np.linspace(-1, 1, 60, dtype=np.float32).reshape(20, 3)
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
@@ -63,7 +63,7 @@ def write_zip(stream):
 
 
 def read_images(path):
-    """Read all images of a file or folder; those of a zip file are the ones written."""
+    """Read all images of a file or folder; a zip file contains only `PIXELS`."""
     dataset = load(C.DataConfig(str(path), bad_images="skip"))
     for split in filter(None, dataset[:2]):
         for index in range(len(split)):

@@ -42,8 +42,6 @@ def as_source(data: Any, labels: Any = None, what: str = "data") -> Source:
         return Arrays(data, labels, (), what)
     _check_data_set(data, what)
     n = len(data)
-    if labels is not None:
-        as_labels(labels, n, what)  # fails before the images are read
     try:
         items = [_read(data, i, what) for i in range(min(n, FIRST))]
         is_large = n * max(image.nbytes for image, _ in items) > MAX_BYTES_IN_MEMORY
@@ -111,7 +109,7 @@ def _labels(data: Any, items: list[tuple[np.ndarray, Any]], what: str) -> Any:
     """Return the labels of all items, the first of which were read."""
     if len(items) == len(data):
         return [label for _, label in items]
-    targets = getattr(data, "targets", None)  # of torchvision
+    targets = getattr(data, "targets", None)  # as in torchvision's data sets
     if targets is not None and getattr(data, "target_transform", None) is None:
         return targets
     return [_item(data, i, what)[1] for i in range(len(data))]

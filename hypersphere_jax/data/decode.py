@@ -41,7 +41,9 @@ def pixels(image: "Image.Image", mode: str = "RGB") -> np.ndarray:
         image = Image.fromarray(((gray + 128) // 257).astype(np.uint8))
     if image.mode not in (mode, *CONVERTIBLE):
         raise ValueError(f"has pixels of Pillow's mode {image.mode!r}, not 8-bit colors")
-    return np.atleast_3d(np.array(image.convert(mode)))
+    if image.mode != mode:
+        image = image.convert(mode)
+    return np.atleast_3d(np.array(image))
 
 
 def image_size(stream: BinaryIO) -> tuple[int, int]:
@@ -52,7 +54,7 @@ def image_size(stream: BinaryIO) -> tuple[int, int]:
 
 def reason(error: Exception) -> str:
     """Return in one line why an image or another file cannot be read."""
-    if type(error).__name__ == "UnidentifiedImageError":  # of Pillow
+    if type(error).__name__ == "UnidentifiedImageError":  # a Pillow type
         return f"is not a readable image ({', '.join(FORMATS)}), or its header is damaged"
     return " ".join(str(error).split()) or type(error).__name__
 

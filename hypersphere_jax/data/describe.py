@@ -29,9 +29,9 @@ def describe(
       track: passes items through and shows the progress.
 
     Returns:
-      `n`, `unlabeled` and `class_counts` of all images. Of the images that were read: the counts
-      `read` and `unreadable`, the `smallest` and `largest` shape by size, `mean` and `std` of each
-      channel with values in [0, 1], `is_gray`, and `images_per_s` by all threads.
+      `n`, `unlabeled` and `class_counts` of all images; and from the images that were read the
+      counts `read` and `unreadable`, the `smallest` and `largest` shape by size, `mean` and `std`
+      of each channel with values in [0, 1], `is_gray`, and `images_per_s` by all threads.
 
     Raises:
       UserError: for images with different numbers of channels, or if none can be read.

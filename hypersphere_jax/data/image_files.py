@@ -65,9 +65,7 @@ class ImageFiles:
     @functools.cached_property
     def image_shape(self) -> tuple[int, int, int] | None:
         """Shape of all images by their headers, None if shapes differ."""
-        file = None
-        if self._cache_dir is not None:
-            file = self._cache_dir / f"{self.digest}-shape.npy"
+        file = self._cache_dir and self._cache_dir / f"{self.digest}-shape.npy"
         if cached := caches.read(file):
             return tuple(cached[0].tolist())
         started = time.monotonic()

@@ -42,7 +42,7 @@ class Folder:
 
     @functools.cached_property
     def files(self) -> dict[str, tuple[int, int]]:
-        """Names, with the size in bytes and, in place of a checksum, 0."""
+        """Size in bytes by name; there is no checksum (0)."""
         paths: list[str] = []
         for path, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
             folders[:] = [
@@ -55,7 +55,6 @@ class Folder:
         return {path[start:]: (size, 0) for path, size in zip(paths, sizes, strict=True)}
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file."""
         return open_file(f"{self.path}/{name}")
 
 
@@ -79,7 +78,7 @@ class Archive:
 
     @functools.cached_property
     def files(self) -> dict[str, tuple[int, int]]:
-        """Names, with the size in bytes and the checksum."""
+        """Size in bytes and checksum by name."""
         return {
             name: (member.file_size, member.CRC)
             for name, member in self._members.items()
@@ -87,7 +86,6 @@ class Archive:
         }
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file."""
         return self._archive.open(self._members[name])
 
 

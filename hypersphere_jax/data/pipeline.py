@@ -207,9 +207,7 @@ def in_memory(
         source.image_shape is not None,
         f"the images of {source.origin} differ in size: use pipeline=streaming",
     )
-    file = None
-    if cache_dir is not None:
-        file = cache_dir / f"{source.digest}-{DECODER}.npy"
+    file = cache_dir and cache_dir / f"{source.digest}-{DECODER}.npy"
     if cached := caches.read(file):
         return Arrays(*cached, source.labels, source.class_names, source.origin)
     started = time.monotonic()

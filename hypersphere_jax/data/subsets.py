@@ -16,9 +16,9 @@ from hypersphere_jax.data.layouts import nfc
 from hypersphere_jax.data.source import Sample, Shape, Source
 from hypersphere_jax.utils.caches import fingerprint
 
-# Position of the largest class in the quantiles of `long_tailed_counts`, fitted to the total of
-# ImageNet-LT.
+# Position of the largest class in the quantiles of `long_tailed_counts`, fitted to ImageNet-LT.
 FIRST_POSITION = 0.7928
+Rng = np.random.Generator | np.random.RandomState
 
 
 class Subset:
@@ -48,7 +48,6 @@ class Subset:
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        """All labels, int32 `[m]`."""
         labels = self.source.labels[self.indices]
         if self._kept is None:
             return labels
@@ -58,7 +57,6 @@ class Subset:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Fingerprint of the source, the indices and the kept classes."""
         parts: list[str | np.ndarray] = [self.source.digest, "\n", self.indices, "\n"]
         if self._kept is not None:
             parts += [self._kept.astype("<i8"), "\n"]
@@ -73,9 +71,7 @@ class Concatenated:
         self.class_names = next((s.class_names for s in sources if s.class_names), ())
         self.origin = " + ".join(source.origin for source in sources)
         shapes = {source.image_shape for source in sources}
-        self.image_shape: Shape | None = None
-        if len(shapes) == 1:
-            self.image_shape = shapes.pop()
+        self.image_shape: Shape | None = shapes.pop() if len(shapes) == 1 else None
         self._ends = list(itertools.accumulate(len(source) for source in sources))
 
     def __len__(self) -> int:
@@ -89,12 +85,10 @@ class Concatenated:
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        """All labels, int32 `[n]`."""
         return np.concatenate([source.labels for source in self.sources])
 
     @functools.cached_property
     def digest(self) -> str:
-        """Fingerprint of all sources in their order."""
         return fingerprint(*(f"{source.digest} {len(source)}\n" for source in self.sources))
 
 
@@ -145,7 +139,7 @@ def long_tailed_counts(
     share = (quantiles - quantiles[-1]) / (quantiles[0] - quantiles[-1])
     sizes = smallest + (largest - smallest) * share
     counts = np.floor(sizes).astype(np.int64)
-    # Those with the largest fractions are rounded up.
+    # Round up the sizes with the largest fractions.
     by_fraction = np.argsort(counts - sizes, kind="stable")
     counts[by_fraction[: round(sizes.sum()) - counts.sum()]] += 1
     return counts
@@ -175,24 +169,18 @@ def fold(source: Source, folds: int, number: int, seed: int) -> tuple[Subset, Su
     require(2 <= folds <= len(source), f"folds {folds}: must be from 2 to {len(source)} images")
     fold_of = stratified_folds(source.labels, folds, np.random.RandomState(seed))
     name = f"fold {number} of {folds}, seed {seed}"
-    return (
-        Subset(source, np.flatnonzero(fold_of != number), f"training part ({name})"),
-        Subset(source, np.flatnonzero(fold_of == number), f"validation part ({name})"),
-    )
+    train = Subset(source, np.flatnonzero(fold_of != number), f"training part ({name})")
+    return train, Subset(source, np.flatnonzero(fold_of == number), f"validation part ({name})")
 
 
-def stratified_folds(
-    labels: np.ndarray, folds: int, rng: np.random.Generator | np.random.RandomState
-) -> np.ndarray:
+def stratified_folds(labels: np.ndarray, folds: int, rng: Rng) -> np.ndarray:
     """Return the fold of each image, int32 `[n]`; sizes are equal up to one, also per class."""
     fold_of = np.empty(len(labels), np.int32)
     fold_of[np.concatenate(shuffled_classes(labels, rng))] = np.arange(len(labels)) % folds
     return fold_of
 
 
-def shuffled_classes(
-    labels: np.ndarray, rng: np.random.Generator | np.random.RandomState
-) -> list[np.ndarray]:
+def shuffled_classes(labels: np.ndarray, rng: Rng) -> list[np.ndarray]:
     """Return the indices of the images of each label that occurs, in random order."""
     return [rng.permutation(members) for members in _by_label(labels).values()]
 

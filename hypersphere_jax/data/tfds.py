@@ -25,7 +25,7 @@ from hypersphere_jax.utils.files import read_json
 FORMAT = "array_record"  # the format with random access
 MODES = {1: "L", 4: "RGBA"}  # Pillow's mode by the number of channels, otherwise RGB
 DIGEST_BYTES = 16384  # at both ends of each file
-CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # of `features.json`
+CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # keys of `features.json`
 TFDS_CLASS = re.compile(r"tensorflow_datasets\.core\.features(\.\w+)+")
 
 
@@ -36,8 +36,8 @@ class NotPrepared(UserError):
 class TfdsSource:
     """One split of a prepared data set; gray images are `[h, w, 1]`.
 
-    A sample also contains the other features, such as `depth` of nyu_depth_v2. The folder is that
-    of a version, see `find_prepared`.
+    A sample also contains the other features, such as `depth` of nyu_depth_v2. `folder` is the
+    folder of a version, see `find_prepared`.
     """
 
     def __init__(self, folder: Path, split: str):
@@ -58,9 +58,7 @@ class TfdsSource:
         missing = [s.filename for s in self._shards if not Path(s.filename).is_file()]
         require(not missing, f"{missing[:1]} is missing: prepare {builder.name} again")
         shape = features[self._image].shape
-        self.image_shape: Shape | None = None
-        if None not in shape:
-            self.image_shape = tuple(shape)
+        self.image_shape: Shape | None = None if None in shape else tuple(shape)
         self._mode = MODES.get(shape[-1], "RGB")
         self.class_names: tuple[str, ...] = ()
         if self._label is not None:

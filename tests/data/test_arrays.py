@@ -1,6 +1,4 @@
-"""Sources of arrays: the embedded digits, NumPy's files, random bits."""
-
-import pickle
+"""Sources of arrays: the embedded digits, and NumPy's files."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ from sklearn.datasets import load_digits
 
 from hypersphere_jax.configs import DataConfig, UserError
 from hypersphere_jax.data import Arrays, load
-from hypersphere_jax.data.channels import random_bits, with_bits
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
 SPLITS = {
@@ -89,23 +86,3 @@ def test_fingerprint_depends_on_images_shape_and_labels():
     assert len({Arrays(*variant, (), "here").digest for variant in variants}) == 5
     same = Arrays(blank.copy(), labels.astype(np.int8), ("a", "b"), "there")
     assert same.digest == Arrays(blank, labels, (), "here").digest
-
-
-@pytest.mark.parametrize("k", [1, 9, 256])
-def test_bits_are_a_function_of_seed_index_and_part(k):
-    """Bits are from NumPy's Philox, the same at every pixel; with or without channels of images."""
-    source = Arrays(PIXELS[:5], [0, 1, 2, 0, 1], ("a", "b", "c"), "made here")
-    for part in (0, 1):
-        alone = random_bits(5, k, 3, seed=7, part=part)
-        beside = with_bits(source, k, seed=7, part=part)
-        assert beside.labels.tolist() == source.labels.tolist()
-        equal([image[..., :3] for image in images(beside)], images(source))
-        for bits, stream, channels in ((alone, 0, 0), (beside, 1, 3)):
-            again = pickle.loads(pickle.dumps(bits))
-            assert again.digest == bits.digest
-            for i in (4, 0, 2):
-                generator = np.random.Philox(key=[7, stream + 2 * part], counter=[i, 0, 0, 0])
-                drawn = generator.random_raw(4).astype("<u8").view(np.uint8)
-                expected = np.unpackbits(drawn, bitorder="little")[:k]
-                assert again[i]["image"].shape == bits.image_shape
-                assert (again[i]["image"][..., channels:] == 255 * expected).all()

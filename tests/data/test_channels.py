@@ -1,13 +1,15 @@
-"""Gray images: pixels, data, recipes without colors."""
+"""Gray images and random bits: pixels, data, recipes without colors."""
+
+import pickle
 
 import numpy as np
 import pytest
-from data_cases import encoded, equal, picture, write
+from data_cases import encoded, equal, images, picture, write
 from PIL import Image
 
 from hypersphere_jax import augment, data
 from hypersphere_jax.configs import DataConfig, UserError
-from hypersphere_jax.data.channels import as_channels, with_channels
+from hypersphere_jax.data.channels import as_channels, random_bits, with_bits, with_channels
 from hypersphere_jax.data.custom import as_source
 
 
@@ -61,3 +63,24 @@ def test_recipes_of_gray_images_have_no_colors():
     np.testing.assert_allclose(steps["normalize"]["std"], [0.2256], atol=1e-4)
     np.testing.assert_allclose(steps["cutout"]["value"], [0.4589], atol=1e-4)
     assert augment.recipe_of(DataConfig(recipe="digits", channels=1)) == augment.find("digits")
+
+
+@pytest.mark.parametrize("k", [1, 9, 256])
+def test_bits_are_a_function_of_seed_index_and_part(k):
+    """Bits are from NumPy's Philox, the same at every pixel; with or without channels of images."""
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 5, 5, 3), np.uint8)
+    source = data.Arrays(pixels, [0, 1, 2, 0, 1], (), "made here")
+    for part in (0, 1):
+        alone = random_bits(5, k, 3, seed=7, part=part)
+        beside = with_bits(source, k, seed=7, part=part)
+        assert beside.labels.tolist() == source.labels.tolist()
+        equal([image[..., :3] for image in images(beside)], images(source))
+        for bits, stream, channels in ((alone, 0, 0), (beside, 1, 3)):
+            again = pickle.loads(pickle.dumps(bits))
+            assert again.digest == bits.digest
+            for i in (4, 0, 2):
+                generator = np.random.Philox(key=[7, stream + 2 * part], counter=[i, 0, 0, 0])
+                drawn = generator.random_raw(4).astype("<u8").view(np.uint8)
+                expected = np.unpackbits(drawn, bitorder="little")[:k]
+                assert again[i]["image"].shape == bits.image_shape
+                assert (again[i]["image"][..., channels:] == 255 * expected).all()

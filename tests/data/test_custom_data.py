@@ -1,4 +1,4 @@
-"""Data sets of the user's own: with `__len__` and `__getitem__`."""
+"""Custom data sets with `__len__` and `__getitem__`."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ class Dataset(list):
 
 
 class Large(Dataset):
-    """1,100 images of 6 MB each, all the same but for the first ones."""
+    """1,100 images of 6 MB each, all the same except the first ones."""
 
     big = np.zeros((2048, 1024, 3), np.uint8)
 

@@ -71,7 +71,7 @@ def test_each_epoch_has_the_images_once_in_another_order(n):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_batches_do_not_depend_on_hosts_workers_and_interruptions(workers):
-    """With unreadable images, and crops on the host."""
+    """Some images are unreadable, and the host crops the others."""
     source = Numbered(bad=(3, 50, 51), sizes=(4, 6, 9))
     options = {"prepare": TwoCrops(crop, seed=5), "workers": workers}
     whole, missing = batches(source, prepare=options["prepare"])
@@ -88,7 +88,7 @@ def test_batches_do_not_depend_on_hosts_workers_and_interruptions(workers):
 
 
 def test_unreadable_images_are_replaced_by_the_next_and_logged(caplog):
-    """In memory as in a stream."""
+    """Images in memory and a stream treat them alike."""
     source = Numbered(bad=(50, 51, 59))
     found, missing = batches(source, steps=range(14))
     assert missing == {i: f"image {i} is cut short" for i in (50, 51, 59)}

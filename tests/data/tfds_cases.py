@@ -27,7 +27,7 @@ def example(image, label=0, depth=()):
 
 
 def write(root, splits, where="shapes/1.0.0", depth=None):
-    """Write `splits`, {"train": [shard of examples, …]}; with a `depth` there are no labels."""
+    """Write `splits`, {"train": [shard of examples, …]}; with a `depth`, without labels."""
     folder = root / where
     folder.mkdir(parents=True)
     name, *config, version = where.split("/")
