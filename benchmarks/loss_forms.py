@@ -85,7 +85,7 @@ class Loss:
     dense: Callable  # (library, *arrays)
     inputs: int  # number of arrays [n, d]
     learned: int  # number of these arrays, from the first, that have gradients
-    products: float  # of value and gradient with memory linear in n: softmax logits twice
+    products: float  # with memory linear in n, where softmax logits are computed twice
 
 
 # Half of symmetric logits is enough. Uniformity needs one pass, because its sum scales all

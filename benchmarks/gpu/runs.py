@@ -98,7 +98,7 @@ def train(
 
 @contextlib.contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
-    """Stop a run after so many seconds; a run that has begun saves its state."""
+    """Stop a run after this time; it saves its state if it has taken a step."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     # `signal.raise_signal` would not interrupt the main thread.
     timer = threading.Timer(max(0.0, seconds), os.kill, (os.getpid(), signal.SIGTERM))
@@ -106,7 +106,7 @@ def stopped_after(seconds: float) -> Iterator[None]:
     timer.start()
     try:
         yield
-    except KeyboardInterrupt:  # `Stopped`, if the run has begun
+    except KeyboardInterrupt:  # `Stopped` after the first step
         print("stopped at the time limit", flush=True)
     finally:
         timer.cancel()
