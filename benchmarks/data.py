@@ -55,17 +55,7 @@ def run(
             devices=1,
         )
     )
-    source = setup.dataset.pretrain
-    has_one_size = source.image_shape is not None
-    pipelines: dict[str, Callable[[], Generator]] = {}
-    if has_one_size:
-        pipelines["resident"] = functools.partial(read, setup, 0, True, steps)
-    for count in workers:
-        streamed = functools.partial(read, setup, count, False, steps)
-        pipelines[f"streamed, {count} workers"] = streamed
-        if has_one_size and HAS_TORCH:
-            loaded = functools.partial(load_with_torch, source, batch_size, count)
-            pipelines[f"DataLoader, {count} workers"] = loaded
+    pipelines = make_pipelines(setup, workers, WARM_UP + steps + EXTRA)
     stepper = Stepper(setup)
     waits: dict[str, list[float]] = {name: [] for name in pipelines}
     forms = {
@@ -74,26 +64,44 @@ def run(
     }
     rows = compared(take_turns(forms, rounds, measure=lambda form: form()), next(iter(forms)))
     for row in rows:
-        row["wait ms"] = 1e3 * float(np.median(waits[row["form"]][1:]))
+        row["wait ms"] = 1e3 * np.median(waits[row["form"]][1:])
         row["wait %"] = 100 * row["wait ms"] / row["ms"]
         row["pairs/s"] = 1e3 * batch_size / row["ms"]
     show(f"{data}, {model}, {batch_size} pairs of {image_size} pixels", rows, NOTE)
     return rows
 
 
+def make_pipelines(
+    setup: RunSetup, workers: tuple[int, ...], steps: int
+) -> dict[str, Callable[[], Generator]]:
+    """Return functions that open a pipeline; only images of one size are resident or stacked."""
+    has_one_size = setup.dataset.pretrain.image_shape is not None
+    pipelines = {}
+    if has_one_size:
+        pipelines["resident"] = functools.partial(read, setup, 0, True, steps)
+    for count in workers:
+        streamed = functools.partial(read, setup, count, False, steps)
+        pipelines[f"streamed, {count} workers"] = streamed
+        if has_one_size and HAS_TORCH:
+            loaded = functools.partial(load_with_torch, setup, count)
+            pipelines[f"DataLoader, {count} workers"] = loaded
+    return pipelines
+
+
 def read(setup: RunSetup, workers: int, resident: bool, steps: int) -> Generator[tuple]:
     """Return the batches of a run."""
     config = setup.config.replace(workers=workers)
-    numbers = range(WARM_UP + steps + EXTRA)
-    return device_batches(config, setup.dataset, setup.sampler, numbers, setup.devices, resident)
+    data = (setup.dataset, setup.sampler)
+    return device_batches(config, *data, range(steps), setup.devices, resident)
 
 
-def load_with_torch(source: Any, batch_size: int, workers: int) -> Generator[tuple]:
+def load_with_torch(setup: RunSetup, workers: int) -> Generator[tuple]:
     """Yield batches of the same size, read by PyTorch's DataLoader."""
     from torch.utils.data import DataLoader
 
+    batch_size = setup.config.batch_size
     loader = DataLoader(
-        source,
+        setup.dataset.pretrain,
         batch_size,
         shuffle=True,
         drop_last=True,
@@ -102,10 +110,9 @@ def load_with_torch(source: Any, batch_size: int, workers: int) -> Generator[tup
         collate_fn=stack_images,
     )
     rest = (np.zeros(batch_size, np.int32), np.arange(batch_size, dtype=np.int32))
-    devices = distributed.local_devices(1)
     while True:
         for images in loader:
-            yield distributed.replicate((images, *rest), devices)
+            yield distributed.replicate((images, *rest), setup.devices)
 
 
 def stack_images(samples: list[dict]) -> np.ndarray:

@@ -79,14 +79,13 @@ def torch_uniform(torch, x, t=2.0):
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A loss in its forms, and the matrix products `[n, d] x [d, n]` that it needs."""
+    """A loss in its forms, and the number of matrix products `[n, d] x [d, n]` that it needs."""
 
     ours: Callable
     dense: Callable  # (library, *arrays)
     inputs: int  # number of arrays [n, d]
     learned: int  # number of these arrays, from the first, that have gradients
-    linear: float  # products with memory linear in n, where softmax logits are computed twice
-    kept: float  # products if the n x n logits are kept between value and gradient
+    products: float  # with memory linear in n, where softmax logits are computed twice
 
 
 # Half of symmetric logits is enough. Uniformity needs one pass, because its sum scales all
@@ -97,12 +96,12 @@ _dcl = functools.partial(hypersphere_jax.dcl_loss, tau=TAU)
 _nt_xent = functools.partial(hypersphere_jax.nt_xent_loss, similarity="dot", tau=TAU)
 _info_nce = functools.partial(hypersphere_jax.info_nce_loss, tau=TAU)
 LOSSES = {
-    "uniform": Loss(hypersphere_jax.uniform_loss, dense_uniform, 1, 1, 1.5, 1.5),
-    "contrastive": Loss(_contrastive, dense_contrastive, 2, 2, 4, 3),
-    "dcl": Loss(_dcl, dense_dcl, 2, 2, 4, 3),
-    "nt_xent": Loss(_nt_xent, dense_nt_xent, 2, 2, 8, 6),
-    "balanced": Loss(hypersphere_jax.balanced_contrastive_loss, dense_balanced, 2, 2, 8, 6),
-    "info_nce": Loss(_info_nce, dense_info_nce, 3, 1, 3, 2),
+    "uniform": Loss(hypersphere_jax.uniform_loss, dense_uniform, 1, 1, 1.5),
+    "contrastive": Loss(_contrastive, dense_contrastive, 2, 2, 4),
+    "dcl": Loss(_dcl, dense_dcl, 2, 2, 4),
+    "nt_xent": Loss(_nt_xent, dense_nt_xent, 2, 2, 8),
+    "balanced": Loss(hypersphere_jax.balanced_contrastive_loss, dense_balanced, 2, 2, 8),
+    "info_nce": Loss(_info_nce, dense_info_nce, 3, 1, 3),
 }
 
 

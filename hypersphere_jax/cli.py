@@ -306,7 +306,7 @@ def bench(arguments: list[str]) -> None:
     need_repository("bench")
     import benchmarks
 
-    _run_part("bench", benchmarks.functions(), arguments)
+    benchmarks.main(f"{program()} bench", arguments)
 
 
 def import_torch(arguments: list[str]) -> None:

@@ -107,7 +107,7 @@ def measure(case: Case, compiled: Any, peaks: dict[str, float]) -> dict[str, Any
 
 def roofline_seconds(case: Case, peaks: dict[str, float]) -> float:
     """Return the least time of the matrix products that memory linear in n cannot avoid."""
-    flops = 2 * case.n**2 * case.d * LOSSES[case.loss].linear
+    flops = 2 * case.n**2 * case.d * LOSSES[case.loss].products
     x = jax.ShapeDtypeStruct((case.n, case.d), np.float32)
     if case.precision == "high" and jax.default_backend() == "gpu" and hopper.is_supported(x, x):
         return 3 * flops / peaks["bfloat16"]

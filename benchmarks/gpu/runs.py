@@ -5,16 +5,16 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import statistics
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from signal import SIGTERM, signal
 from typing import Any, Literal
 
 from benchmarks.gpu.record import Check, Record
-from hypersphere_jax.configs import PretrainConfig, ProbeConfig, Stopped, require
+from hypersphere_jax.configs import PretrainConfig, ProbeConfig, require
 from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.training import train as training
 
@@ -98,23 +98,19 @@ def train(
 
 @contextlib.contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
-    """Stop a run after so many seconds; a run that has begun saves its state."""
-
-    def stop(*_: object) -> None:
-        raise Stopped("stopped at the time limit")
-
-    before = signal(SIGTERM, stop)
+    """Stop a run after this time; it saves its state if it has taken a step."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     # `signal.raise_signal` would not interrupt the main thread.
-    timer = threading.Timer(max(0.0, seconds), os.kill, (os.getpid(), SIGTERM))
+    timer = threading.Timer(max(0.0, seconds), os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
     timer.start()
     try:
         yield
-    except Stopped:
+    except KeyboardInterrupt:  # `Stopped` after the first step
         print("stopped at the time limit", flush=True)
     finally:
         timer.cancel()
-        signal(SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 def follow(record: Record, config: PretrainConfig, labels: dict, finished: threading.Event) -> None:
