@@ -253,11 +253,12 @@ def features(arguments: list[str]) -> None:
     config = parse_evaluation(configs.FeaturesConfig, "features", arguments)
     from hypersphere_jax.evaluation.write_features import run_features
 
-    written = run_features(config)
-    shapes = [f"{split} {list(shape)}".strip() for split, shape in written.shapes.items()]
+    splits = run_features(config)
+    shapes = [f"{name} {list(split.x.shape)}".strip() for name, split in splits.items()]
     print(f"layer {config.layer}: {', '.join(shapes)} float32")
-    print(f"written: {', '.join(map(str, written.files))}")
-    if {"train", "test"} <= written.shapes.keys() and written.is_labelled:
+    print(f"written: {config.out}")
+    is_labelled = all((split.labels >= 0).all() for split in splits.values())
+    if "test" in splits and is_labelled and config.out.suffix.lower() == ".npz":
         print(f"evaluate: {program()} probe {shlex.quote(str(config.out))}")
 
 

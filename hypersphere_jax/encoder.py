@@ -2,10 +2,8 @@
 
 import dataclasses
 import functools
-import itertools
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from hypersphere_jax import __version__, augment, models, pretrained
 from hypersphere_jax.configs import PretrainConfig, UserError, from_dict, require, to_dict
 from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.inputs import as_images, is_array, read_image
+from hypersphere_jax.evaluation.features import PER_DEVICE, compile_layers
 from hypersphere_jax.models.functional import named_arrays, named_leaves
 from hypersphere_jax.models.torch_names import shortened
 from hypersphere_jax.models.weight_files import read_safetensors, to_safetensors
@@ -26,7 +25,6 @@ from hypersphere_jax.utils.files import atomic_write, parse_json
 
 WEIGHTS = "weights.safetensors"
 RECORD = "encoder"  # key of config and step in the metadata of WEIGHTS
-LARGEST_BATCH = 256  # images on a device at once
 
 
 @distributed.isolated()
@@ -76,7 +74,8 @@ def load(
     """
     custom = {"network": network, "preprocess": preprocess}
     custom = {name: value for name, value in custom.items() if value is not None}
-    file = _weights_file(Path(where), runs_dir)
+    folder = Path(where)
+    file = _weights_file(folder, runs_dir)
     if file is not None:
         is_plain = step is None and network is None
         require(is_plain, f"{file} is a file of weights; omit step and network")
@@ -87,7 +86,6 @@ def load(
     if not head:
         given.append("head=False")
     require(not given, f"{where} is not a file of weights; omit {', '.join(given)}")
-    folder = Path(where)
     if (folder / WEIGHTS).is_file():
         require(step is None, f"{folder} is a saved encoder without checkpoints; omit step={step}")
         return _load_saved(folder / WEIGHTS, custom)
@@ -175,11 +173,6 @@ class Encoder:
     def __post_init__(self) -> None:
         self._programs: dict[tuple, Callable] = {}
 
-    def __reduce__(self) -> tuple:
-        """Pickle and copy without compiled programs and `apply`, which the config determines."""
-        config = self.config.replace(source=None)  # the source may contain many images
-        return _restored, (config, self.params, self.stats, self.step, self.origin)
-
     def __repr__(self) -> str:
         config = self.config
         images = f"{config.image_size}x{config.image_size}x{config.in_channels} images"
@@ -210,33 +203,16 @@ class Encoder:
         Raises:
           UserError: for an unknown layer, or images that do not fit.
         """
-        images = self._checked(images)
-        parts = list(self.batches(images, layer))
-        empty = np.zeros((0, *self.layers[layer]), np.float32)
-        return np.concatenate(parts) if parts else empty
-
-    def batches(self, images: Any, layer: str = "output") -> Iterator[np.ndarray]:
-        """Yield the features batch by batch, for more images than fit into memory.
-
-        Args:
-          images: an array or tensor, or an iterable of images, each as in a list.
-          layer: a name in `layers`.
-        """
         models.check_layer(self.config, layer, "layer=")
-        devices = len(distributed.local_devices())
-        size = LARGEST_BATCH * devices
-        if hasattr(images, "__len__"):
-            # A power of two on each device, so that few numbers of images are compiled.
-            size = min(size, devices << (-(-len(images) // devices) - 1).bit_length())
-        parts: Iterator[Any]
-        if is_array(images):
-            starts = range(0, len(images), size)
-            parts = (as_images(images[start : start + size], "images") for start in starts)
-        else:
-            left = iter(images)
-            parts = iter(lambda: list(itertools.islice(left, size)), [])
-        for part in parts:
-            yield self._features(part, layer, size)
+        images = self._checked(images)
+        count = len(distributed.local_devices())
+        # A power of two on each device, so that few numbers of images are compiled.
+        per_device = 2 ** max(0, -(-len(images) // count) - 1).bit_length()
+        size = count * min(PER_DEVICE, per_device)
+        parts = [np.zeros((0, *self.layers[layer]), np.float32)]
+        for start in range(0, len(images), size):
+            parts.append(self._features(images[start : start + size], layer, size))
+        return np.concatenate(parts)
 
     def save(self, folder: str | Path) -> Path:
         """Write the weights with the config into one safetensors file.
@@ -273,29 +249,30 @@ class Encoder:
                 "images.transpose(1, 2, 0)[None], or grey images as images[..., None]",
             )
             return images if shape[:1] == (0,) else as_images(images, "images")
-        message = f"{images} is one path: pass a list of paths"
-        require(not isinstance(images, str | os.PathLike), message)
-        is_list = hasattr(images, "__iter__") or hasattr(images, "__getitem__")
-        what = f"images must be an array or a list, not a {type(images).__name__}"
-        require(is_list and not isinstance(images, Mapping), what)
+        is_several = hasattr(images, "__iter__") and not isinstance(images, str | Mapping)
+        require(is_several, f"images must be an array, or a list of images or paths: {images!r}")
         return list(images)
 
     @distributed.isolated()
     def _features(self, part: Any, layer: str, size: int) -> np.ndarray:
+        """Return the features of a batch, which is padded to `size` images."""
         images, cropped = self._array(part)
         padded = np.zeros((size, *images.shape[1:]), images.dtype)
         padded[: len(images)] = images
-        program = self._program(layer, cropped, images.shape[1:])
         devices = distributed.local_devices()
-        rows = distributed.split(padded.reshape(len(devices), -1, *images.shape[1:]), devices)
+        rows = padded.reshape(len(devices), -1, *images.shape[1:])
+        positions = np.arange(size, dtype=np.int32).reshape(len(devices), -1)
+        program = self._program(layer, cropped, images.shape[1:])
         with xla.kept_compiled(self.config.cache_dir):
-            layers = np.asarray(program(*self._weights, rows))
-        return layers.reshape(-1, *layers.shape[2:])[: len(images)]
+            (layers,) = program(self._weights, *distributed.split((rows, positions), devices))
+            features = np.asarray(layers[layer])
+        return features.reshape(-1, *self.layers[layer])[: len(images)]
 
     @functools.cached_property
     def _weights(self) -> Any:
-        """Parameters and running statistics on all devices."""
-        return distributed.replicate((self.params, self.stats), distributed.local_devices())
+        """Parameters and running statistics on all devices, and a key that nothing uses."""
+        shared = ((self.params, self.stats), jax.random.key(0))
+        return distributed.replicate(shared, distributed.local_devices())
 
     def _array(self, part: Any) -> tuple[np.ndarray, bool]:
         """Return images as one uint8 array, and whether they were cropped for that."""
@@ -319,6 +296,7 @@ class Encoder:
         return as_channels(images, channels)
 
     def _program(self, layer: str, cropped: bool, shape: tuple) -> Callable:
+        """Return the compiled network for images of a shape that fits."""
         key = (layer, cropped, shape)
         if key not in self._programs:
             config = self.config
@@ -333,15 +311,8 @@ class Encoder:
                 view.shape[-1] == config.in_channels,
                 f"images of {shape[-1]} channel(s), and the encoder takes {config.in_channels}",
             )
-
-            def features(params: Any, stats: Any, images: jax.Array) -> jax.Array:
-                outputs, _ = self.apply(params, stats, jax.vmap(prepare)(images), False)
-                return outputs[layer]
-
-            self._programs[key] = distributed.pmap(features, distributed.local_devices())
+            pools = {layer: "none"}
+            devices = distributed.local_devices()
+            program = compile_layers(self.apply, config, cropped, "evaluation", pools, devices)
+            self._programs[key] = program
         return self._programs[key]
-
-
-def _restored(config: PretrainConfig, params: Any, stats: Any, step: int, origin: str) -> Encoder:
-    apply, _, _ = models.abstract(config)
-    return Encoder(config, params, stats, step, apply, origin)

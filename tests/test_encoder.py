@@ -1,14 +1,11 @@
 """Encoders as functions: the features of evaluation, for images in all forms; saved and copied."""
 
-import copy
 import os
-import pickle
 from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import own_parts
 import pytest
 from PIL import Image
 from run_states import full_disk
@@ -59,20 +56,17 @@ def test_images_in_all_forms(encoder, tmp_path):
     assert resized[1] @ expected[1] > 0.97
 
 
-@pytest.mark.parametrize(
-    ("images", "match"),
-    [
+def test_invalid_images_are_refused(encoder):
+    for images, match in (
         (np.zeros((2, 8, 8, 4), np.uint8), r"8, 8, 4"),
         (np.zeros(8, np.uint8), r"\(8,\)"),
         (np.full((2, 8, 8), 255.0), "255"),
         (np.full((2, 8, 8), np.nan), "nan"),
         ("nowhere.png", "nowhere.png"),
         (["nowhere.png"], "nowhere.png"),
-    ],
-)
-def test_invalid_images_are_refused(images, match, encoder):
-    with pytest.raises(hj.UserError, match=match):
-        encoder(images)
+    ):
+        with pytest.raises(hj.UserError, match=match):
+            encoder(images)
 
 
 def test_steps_layers_and_names_that_do_not_exist(image_run, text_run, encoder):
@@ -129,17 +123,3 @@ def test_interrupted_save_leaves_one_whole_encoder(encoder, tmp_path, monkeypatc
     assert saved_step() == 56
     later.save(folder)
     assert saved_step() == 99
-
-
-def test_copies_are_identical(image_run, tmp_path, rng):
-    """Of a used encoder, and of one with a custom network."""
-    images = rng.integers(0, 256, (5, 8, 8, 1), np.uint8)
-    config = own_parts.config(tmp_path, epochs=1)
-    parts = {"network": own_parts.NETWORK, "augment": own_parts.noisy}
-    custom = hj.train(config, images=own_parts.IMAGES, **parts).encoder
-    for original in (hj.load(image_run), custom):
-        expected = original(images)
-        for again in (copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
-            assert (again.config.name, again.step) == (original.config.name, original.step)
-            assert again.layers == original.layers
-            np.testing.assert_array_equal(again(images), expected)

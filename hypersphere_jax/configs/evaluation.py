@@ -146,9 +146,9 @@ class FeaturesConfig(Config):
     """A run (folder, or name in RUNS_DIR), a folder that `Encoder.save` wrote, or a file of weights
     (.safetensors, .npz, .pth)."""
     out: Path
-    """File to write. `.npy`: the features [n, d] in the order of the images, whose labels and files
-    are written to a .csv file of the same name. `.npz`: `features`, `labels`, `names` (of the
-    classes) and `files`; for two splits `train_x`, `train_y`, `test_x`, `test_y`, for `probe`."""
+    """File to write. `.npy`: the features [n, d] in the order of the images. `.npz`: `features`,
+    `labels`, `names` (of the classes) and `files`; for two splits `train_x`, `train_y`, `test_x`,
+    `test_y`, for `probe`."""
     runs_dir: str = "runs"
     """Folder of all runs."""
     images: Auto[str] = None

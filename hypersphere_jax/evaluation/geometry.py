@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 from scipy import special
-from scipy.spatial.distance import cdist
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_labels
@@ -146,59 +145,21 @@ def projections(x: Any, count: int = 16, seed: int = 0) -> Projections:
     )
 
 
-def class_rows(
-    labels: Any, n: int, name: str = "labels", ignore_label: int = -1
-) -> dict[Any, np.ndarray]:
-    """Return the rows of each class by its label.
-
-    Args:
-      labels: `[n]`, see `inputs.as_labels`.
-      n: number of rows.
-      name: name of the labels in messages.
-      ignore_label: label of rows without a class. -1 always marks such rows.
+def class_rows(labels: Any, n: int, ignore_label: int = -1) -> dict[Any, np.ndarray]:
+    """Return the rows of each class of labels `[n]`; -1 and `ignore_label` mark other rows.
 
     Raises:
       UserError: for labels that do not fit n rows, or no class with two points.
     """
-    ids, classes = as_labels(labels, n, name)
+    ids, classes = as_labels(labels, n, "labels")
     order = np.argsort(ids, kind="stable")
-    ends = np.cumsum(np.bincount(ids + 1, minlength=len(classes) + 1))
-    groups = np.split(order, ends[:-1])[1:]  # the first group is unlabelled
+    starts = np.searchsorted(ids[order], range(len(classes) + 1))
+    groups = np.split(order, starts)[1:-1]  # the first group is unlabelled
     rows = dict(zip(classes, groups, strict=True))
     rows.pop(ignore_label, None)
     has_pair = any(len(group) > 1 for group in rows.values())
-    require(has_pair, f"{name}: no class has two points")
+    require(has_pair, "labels: no class has two points")
     return rows
-
-
-def class_alignment(x: Any, groups: dict[Any, np.ndarray], alpha: float = 2.0) -> Estimate:
-    """Return the mean of `|x_i - x_j|^alpha` over all pairs of one class.
-
-    Args:
-      x: `[n, d]` features.
-      groups: rows of each class, see `class_rows`.
-      alpha: power of the distance.
-
-    Returns:
-      The mean, with the standard error of a ratio of U-statistics of independent labelled points,
-      by the delta method.
-    """
-    sums = np.zeros(len(x))
-    mates = np.full(len(x), -1.0)  # number of other points of the class; -1 without a class
-    for rows in groups.values():
-        points = np.asarray(x[rows], np.float64)
-        mates[rows] = len(rows) - 1
-        if alpha == 2:
-            squares = np.sum((points - points.mean(axis=0)) ** 2, axis=1)
-            sums[rows] = len(rows) * squares + squares.sum()
-            continue
-        for block in row_blocks(len(rows), len(rows), FLOAT64_ENTRIES):
-            powers = cdist(points[block], points, "sqeuclidean") ** (alpha / 2)
-            sums[rows[block]] = powers.sum(axis=1)
-    sums = sums[mates >= 0]
-    mates = mates[mates >= 0]
-    value = sums.sum() / mates.sum()
-    return mean_estimate(value + 2 * (sums - value * mates) / mates.mean())
 
 
 def class_mates(groups: dict[Any, np.ndarray], n: int, seed: int = 0) -> np.ndarray:
