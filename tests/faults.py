@@ -171,7 +171,7 @@ FAULTS = {
         ),
     ],
     "tests/text/test_labelled.py tests/text": [
-        Fault("neighbours of the same fold", "knn._searches", operator(ast.NotEq, ast.GtE)),
+        Fault("neighbours of the same fold", "knn._fold_searches", operator(ast.NotEq, ast.GtE)),
         Fault("penalty by test fold", "sentence_probe", argument("_inner_top1", 2, "outer >= 0")),
     ],
 }

@@ -27,9 +27,8 @@ def run_record():
     return {"config": C.to_dict(C.PretrainConfig()), "data_digest": "d", "sessions": [session]}
 
 
-@pytest.mark.parametrize(
-    ("entry", "value"),
-    [
+def test_a_record_with_another_entry_is_refused(tmp_path):
+    for entry, value in (
         ("config", []),
         ("config", {"epohcs": 3}),
         ("config", {"epochs": "3"}),
@@ -37,13 +36,11 @@ def run_record():
         ("sessions", []),
         ("sessions", ["x"]),
         ("sessions", None),
-    ],
-)
-def test_a_record_with_another_entry_is_refused(entry, value, tmp_path):
-    write_json(tmp_path / "config.json", run_record() | {entry: value})
-    for read in (run_dir.read_config, run_page.write_run_page):
-        with pytest.raises(C.UserError, match=r"config\.json"):
-            read(tmp_path)
+    ):
+        write_json(tmp_path / "config.json", run_record() | {entry: value})
+        for read in (run_dir.read_config, run_page.write_run_page):
+            with pytest.raises(C.UserError, match=r"config\.json"):
+                read(tmp_path)
 
 
 def test_damaged_results_are_left_out(tmp_path, caplog):
@@ -59,35 +56,25 @@ def test_damaged_results_are_left_out(tmp_path, caplog):
 
 
 FLOATS = np.arange(6, dtype="<f4").reshape(2, 3)
-
-
-def npy(array, shape=None):
-    """Return the bytes of an .npy file, perhaps with another shape in the header."""
-    header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
-    text = f"{header | {'shape': shape or array.shape}}\n".encode()
-    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + array.tobytes()
-
-
+HUGE = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 1000000)}\n"
 BAD_ARRAYS = {
-    "empty": b"",
-    "text": b"neither",
     "pickle": pickle.dumps(FLOATS),
-    "short": npy(FLOATS)[:-1],
-    "huge": npy(FLOATS, shape=(10**12, 10**6)),
-    "negative": npy(FLOATS, shape=(-2, -3)),
-    "objects": npy(np.array([None])),
-    "complex": npy(FLOATS.astype(complex)),
-    "boolean": npy(FLOATS > 2),
-    "strings": npy(FLOATS.astype("S4")),
-    "dates": npy(FLOATS.astype("M8[s]")),
+    "huge": b"\x93NUMPY\1\0" + len(HUGE).to_bytes(2, "little") + HUGE + FLOATS.tobytes(),
     "zip": b"PK\3\4cut short",
+    "complex": FLOATS.astype(complex),
+    "boolean": FLOATS > 2,
+    "strings": FLOATS.astype("S4"),
+    "dates": FLOATS.astype("M8[s]"),
 }
 
 
 @pytest.mark.parametrize("form", BAD_ARRAYS)
 def test_files_without_numbers_are_refused(form, tmp_path):
     file = tmp_path / "a.npy"
-    file.write_bytes(BAD_ARRAYS[form])
+    if isinstance(BAD_ARRAYS[form], bytes):
+        file.write_bytes(BAD_ARRAYS[form])
+    else:
+        np.save(file, BAD_ARRAYS[form])
     for read in (open_array, load_features):
         with pytest.raises(C.UserError, match=r"a\.npy"):
             read(file)
@@ -106,22 +93,20 @@ def test_arrays_of_an_archive(save, tmp_path):
 
 
 class Evil:
-    """An object that creates a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
+    """An object that creates a folder when it is unpickled."""
 
     def __reduce__(self):
-        return os.mkdir, (str(self.path),)
+        return os.mkdir, ("ran",)
 
 
 @pytest.mark.parametrize("save", [np.save, np.savez])
-def test_pickles_in_arrays_are_not_executed(save, tmp_path):
-    with open(tmp_path / "a", "wb") as stream:
-        save(stream, np.array([Evil(tmp_path / "ran")]))
+def test_pickles_in_arrays_are_not_executed(save, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open("a", "wb") as stream:
+        save(stream, np.array([Evil()]))
     with pytest.raises(C.UserError):
-        open_array(tmp_path / "a")
-    assert not (tmp_path / "ran").exists()
+        open_array("a")
+    assert not os.path.exists("ran")
 
 
 def test_pipes_are_refused(tmp_path):
@@ -148,17 +133,12 @@ def test_pipes_are_refused(tmp_path):
 ARRAYS = (np.arange(60, dtype=np.uint8).reshape(5, 4, 3), np.zeros((0, 3)), np.float32([[1, -2]]))
 
 
-def test_caches_contain_what_was_written(tmp_path):
+def test_caches_contain_what_was_written_or_are_not_read(tmp_path, rng, caplog):
     file = tmp_path / "made" / "images.npy"
+    assert caches.read(file) is None
     caches.write(file, *ARRAYS)
     for found, array in zip(caches.read(file), ARRAYS, strict=True):
         np.testing.assert_array_equal(found, array, strict=True)
-    assert caches.read(file.with_name("another.npy")) is None
-
-
-def test_other_caches_are_not_read(tmp_path, rng, caplog):
-    file = tmp_path / "images.npy"
-    caches.write(file, *ARRAYS)
     whole = file.read_bytes()
     contents = [b"", whole[: len(whole) // 2], whole[:-1], whole + b"\n", whole * 2]
     for _ in range(30):
@@ -169,5 +149,5 @@ def test_other_caches_are_not_read(tmp_path, rng, caplog):
         file.write_bytes(content)
         assert caches.read(file) is None
         assert len(caplog.records) == number
-    (tmp_path / "others.npy").write_bytes(whole)  # of something else
-    assert caches.read(tmp_path / "others.npy") is None
+    file.with_name("others.npy").write_bytes(whole)  # of something else
+    assert caches.read(file.with_name("others.npy")) is None

@@ -44,13 +44,13 @@ class EvaluatorInputs(NamedTuple):
     labels: np.ndarray  # [n]
     bank: int  # the first rows, which are searched and fitted; the others are classified
     num_classes: int
-    config: EvaluateConfig
-    objective: ObjectiveConfig
 
 
-def _evaluate(name: str, inputs: EvaluatorInputs) -> dict[str, float]:
+def _evaluate(
+    name: str, inputs: EvaluatorInputs, config: EvaluateConfig, objective: ObjectiveConfig
+) -> dict[str, float]:
     """Return the values of an evaluator, accuracies in percent."""
-    features, pairs, labels, bank, num_classes, config, objective = inputs
+    features, pairs, labels, bank, num_classes = inputs
     if name == "align_uniform":
         align = _align(*pairs, objective.align_alpha)
         uniform = _uniform(features["output"], objective.uniform_t)
@@ -106,8 +106,7 @@ def evaluation_callback(
     output = {"output": "none"}
     pairs = Extractor(apply, config, source, devices, output, "pairs", CALLBACK_SEED)
     pair_batches = list(pairs.read()) if "align_uniform" in config.evaluators else []
-    indices = np.concatenate([batch.indices for batch in batches])
-    readable_bank = int(np.sum((indices >= 0) & (indices < len(bank))))
+    readable_bank = int(np.sum(np.concatenate(images.indices) < len(bank)))
 
     def evaluate(params: Any, stats: Any, objective: ObjectiveConfig = config) -> dict[str, float]:
         (features,), labels = concatenate_layers(images.forward(params, stats, batches))
@@ -118,11 +117,10 @@ def evaluation_callback(
         for x in (*features.values(), *views):
             if not np.isfinite(x).all():
                 raise FloatingPointError("features that are not finite")
-        options = (readable_bank, len(dataset.class_names), config, objective)
-        inputs = EvaluatorInputs(features, views, labels, *options)
+        inputs = EvaluatorInputs(features, views, labels, readable_bank, len(dataset.class_names))
         values: dict[str, float] = {}
         for name in config.evaluators:
-            values |= _evaluate(name, inputs)
+            values |= _evaluate(name, inputs, config, objective)
         if distributed.is_first():
             _warn_if_collapsed(values, len(labels), config.dim, objective)
         return {f"eval/{name}": round(value, 6) for name, value in values.items()}

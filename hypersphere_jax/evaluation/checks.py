@@ -4,20 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hypersphere_jax.configs import UserError, require
-from hypersphere_jax.data.inputs import (
-    Labels,
-    as_labels,
-    as_numpy,
-    ids_among,
-    is_array,
-    joint_classes,
-)
+from hypersphere_jax.data import inputs
 
 CHECKED_ENTRIES = 2**22  # numbers in a block of rows
 UNIT_NORM_TOLERANCE = 0.01  # half precisions round norms by a few thousandths
@@ -32,12 +23,6 @@ def row_blocks(n: int, d: int, entries: int) -> list[slice]:
     """Return slices that cut n rows into blocks of at most `entries` numbers, or of one row."""
     size = max(1, entries // d)
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
-
-
-def row_shardings(devices: Sequence[jax.Device]) -> tuple[NamedSharding, NamedSharding]:
-    """Return shardings that divide the first axis of arrays over devices, and that copy arrays."""
-    mesh = Mesh(np.asarray(devices), ("rows",))
-    return NamedSharding(mesh, PartitionSpec("rows")), NamedSharding(mesh, PartitionSpec())
 
 
 class SelectedRows:
@@ -69,12 +54,21 @@ class CheckedSplits(NamedTuple):
     test_x: Any
     test_y: np.ndarray | None
     classes: Sequence  # label of each class id
-    train_rows: np.ndarray | None  # kept rows of the training split, or None if all are
+    train_rows: np.ndarray  # rows of the training split that are not left out
 
     @property
     def tested_y(self) -> np.ndarray:
         """Class ids of the test split, or of the training split without one."""
         return self.train_y if self.test_y is None else self.test_y
+
+    def describe(self) -> dict[str, Any]:
+        """Return the entries of a result about the data; `classes` unless they count from 0."""
+        n_train, d = self.train_x.shape
+        count = len(self.classes)
+        about = {"n": len(self.tested_y), "n_train": n_train, "d": d, "num_classes": count}
+        if list(self.classes) != list(range(count)):
+            about["classes"] = list(self.classes)
+        return about
 
 
 def check_splits(
@@ -85,16 +79,10 @@ def check_splits(
     num_classes: int | None = None,
     ignore_label: int | None = None,
 ) -> CheckedSplits:
-    """Check features and labels of a training split and a test split (or None).
+    """Check features `[n, d]` and labels `[n]` of a training split and a test split (or None).
 
-    Args:
-      train_x: `[n_train, d]` features.
-      train_y: `[n_train]` labels, see `inputs.as_labels`.
-      test_x: `[n, d]` features, or None.
-      test_y: `[n]` labels, or None.
-      num_classes: classes are 0 to `num_classes - 1`. Defaults to the distinct labels of both
-        splits in ascending order.
-      ignore_label: rows with this label are left out.
+    Rows with the label `ignore_label` are left out. Classes are 0 to `num_classes - 1`, by default
+    the distinct labels of both splits in ascending order.
 
     Raises:
       UserError: for features or labels that do not fit, unlabelled rows unless they are ignored,
@@ -114,49 +102,32 @@ def check_splits(
         len(train_labels.classes) > 1,
         f"train labels: class {train_labels.classes[0]} is the only one; a probe needs two",
     )
-    classes: Sequence = joint_classes(labels.values())
+    classes: Sequence = inputs.joint_classes(labels.values())
     if num_classes is not None:
         is_valid = isinstance(num_classes, int | np.integer) and num_classes > 1
         require(is_valid, f"{num_classes=} must be an integer, 2 or more")
-        largest = classes[-1]
-        is_below = isinstance(largest, int) and largest < num_classes
-        require(is_below, f"labels: {largest!r} is not an integer below {num_classes=}")
         classes = range(num_classes)
-    ids = {name: ids_among(classes, split) for name, split in labels.items()}
+    ids = {name: inputs.ids_among(classes, split) for name, split in labels.items()}
     return CheckedSplits(train_x, ids["train"], test_x, ids.get("test"), classes, train_rows)
 
 
 def _check_split(
     name: str, x: Any, y: Any, ignore_label: int | None
-) -> tuple[Any, Labels, np.ndarray | None]:
-    """Return features, labels and positions of the kept rows, None for all rows."""
+) -> tuple[Any, inputs.Labels, np.ndarray]:
+    """Return features and labels of the rows that are not ignored, and these rows."""
     x = check_features(name, x)
-    labels = as_labels(y, len(x), f"{name} labels")
+    labels = inputs.as_labels(y, len(x), f"{name} labels")
     values = np.array([*labels.classes, -1], object)[labels.ids]
-    unlabelled = np.flatnonzero((labels.ids < 0) & (ignore_label != -1))
+    rows = np.flatnonzero(values != ignore_label)
+    require(len(rows) > 0, f"{name} labels: all are {ignore_label}, which is ignored")
+    unlabelled = rows[labels.ids[rows] < 0]
     if len(unlabelled):
-        raise UserError(
-            f"{name} labels: row {unlabelled[0]} is unlabelled (-1); pass ignore_label=-1 to leave "
-            "such rows out"
-        )
-    kept = np.flatnonzero(values != ignore_label)
-    if len(kept) == len(x):
-        return x, labels, None
-    require(len(kept) > 0, f"{name} labels: all are {ignore_label}, which is ignored")
-    return SelectedRows(x, kept), as_labels(values[kept], len(kept), f"{name} labels"), kept
-
-
-def describe_splits(splits: CheckedSplits) -> dict[str, Any]:
-    """Return the entries of a result about the data.
-
-    `classes` lists the labels unless they are 0, 1, …, n - 1.
-    """
-    n_train, d = splits.train_x.shape
-    about = {"n": len(splits.tested_y), "n_train": n_train, "d": d}
-    about["num_classes"] = len(splits.classes)
-    if list(splits.classes) != list(range(len(splits.classes))):
-        about["classes"] = list(splits.classes)
-    return about
+        advice = "pass ignore_label=-1 to leave such rows out"
+        raise UserError(f"{name} labels: row {unlabelled[0]} is unlabelled (-1); {advice}")
+    if len(rows) < len(x):
+        x = SelectedRows(x, rows)
+        labels = inputs.as_labels(values[rows], len(rows), f"{name} labels")
+    return x, labels, rows
 
 
 def check_features(name: str, x: Any) -> Any:
@@ -166,19 +137,16 @@ def check_features(name: str, x: Any) -> Any:
       UserError: for another shape or dtype, no rows, or rows with NaN or infinity as float32.
     """
     # Indexing a data frame selects columns; arrays of h5py and zarr are sliced by rows.
-    if is_array(x) or not hasattr(x, "dtype") or not hasattr(x, "shape"):
-        x = as_numpy(x)
+    if inputs.is_array(x) or not hasattr(x, "dtype") or not hasattr(x, "shape"):
+        x = inputs.as_numpy(x)
     check_matrix(name, x)
     blocks = row_blocks(*x.shape, CHECKED_ENTRIES)
     with np.errstate(over="ignore"):  # values that overflow float32 become infinite
         is_finite = [np.isfinite(as_float32(x[rows])).all(axis=1) for rows in blocks]
     bad = np.flatnonzero(~np.concatenate(is_finite))
-    if bad.size:
-        listed = ", ".join(map(str, bad[:5]))
-        raise UserError(
-            f"{name} features: {bad.size} of {len(x)} rows have NaN or infinity, first rows "
-            f"{listed}; check whether the training diverged"
-        )
+    count = f"{name} features: {len(bad)} of {len(x)} rows have NaN or infinity"
+    advice = "check whether the training diverged"
+    require(len(bad) == 0, f"{count}, first rows {bad[:5].tolist()}; {advice}")
     return x
 
 

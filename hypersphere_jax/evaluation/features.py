@@ -15,15 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax import __version__, augment, models
-from hypersphere_jax.configs import (
-    DataConfig,
-    ModelConfig,
-    PretrainConfig,
-    require,
-    section,
-    to_dict,
-)
-from hypersphere_jax.configs.base import holds_custom
+from hypersphere_jax.configs import DataConfig, ModelConfig, PretrainConfig, require
+from hypersphere_jax.configs.base import holds_custom, section, to_dict
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
 from hypersphere_jax.training import distributed
@@ -35,12 +28,7 @@ from hypersphere_jax.utils.terminal import track
 logger = logging.getLogger("hypersphere_jax")
 
 PER_DEVICE = 256  # largest number of images on a device at once
-# Spatial pooling of outputs `[n, h, w, c]`, which are flattened afterwards.
-POOLS: dict[str, Callable] = {
-    "none": lambda x: x,
-    "mean": lambda x: jnp.mean(x, axis=(1, 2)),
-    "max": lambda x: jnp.max(x, axis=(1, 2)),
-}
+POOLS: dict[str, Callable] = {"mean": jnp.mean, "max": jnp.max}  # over the positions of a layer
 
 ViewKind = Literal["evaluation", "random", "pairs"]
 # For each view of the images a dict of layers `[b, d]`, and the labels `[b]`.
@@ -72,7 +60,7 @@ class Extractor:
       config: config of its run, with all sizes filled in.
       source: images or sentences.
       devices: local devices.
-      pools: the layers to compute, and the pooling of each, a key of `POOLS`.
+      pools: the layers to compute, and the pooling of each: "none", "mean" or "max".
       views: "evaluation" for the image as evaluation sees it; "random" for one view by the crop and
         flip of the recipe, without its colours; "pairs" for two views by the whole recipe.
       seed: seed of random views, used with the epoch and the image's number.
@@ -88,28 +76,22 @@ class Extractor:
         views: ViewKind = "evaluation",
         seed: int = 0,
     ):
-        self._config = config.replace(source=None)  # other images share compiled programs
+        self._config = config
         self._source = source
         self._devices = devices
         self._views = views
         self._seed = seed
         self._size = min(PER_DEVICE, -(-len(source) // len(devices))) * len(devices)
-        self.indices: list[np.ndarray] = []  # images of each batch of the last `read`
         self._is_cropped = source.image_shape is None
-        side = None if config.reads_text else config.image_size
-        compile_layers = _compile_layers
-        if holds_custom(self._config):
-            compile_layers = _compile_layers.__wrapped__
-        self._data = section(self._config, DataConfig)
-        options = (side, self._is_cropped, views, tuple(pools.items()), tuple(devices))
-        self._compute = compile_layers(apply, self._data, *options)
+        self._compute = compile_layers(apply, config, self._is_cropped, views, pools, devices)
+        self.indices: list[np.ndarray] = []  # images of each batch of the last `read`
 
     def read(self, epoch: int = 0) -> Iterator[Batch]:
         """Yield the batches of images."""
         self.indices = []
         crop = None
         if self._is_cropped:
-            crops = augment.host_crops(_recipe(self._data, self._views), self._config.image_size)
+            crops = augment.host_crops(_recipe(self._config, self._views), self._config.image_size)
             crop = functools.partial(_crop, crops, self._views, self._seed, epoch, self._size)
         batches = eval_batches(self._config, self._source, self._size, self._devices, crop)
         for batch in track(batches, "features", -(-len(self._source) // self._size)):
@@ -138,32 +120,47 @@ class Extractor:
         yield _on_host(*previous)
 
 
-@functools.lru_cache(maxsize=8)  # encoders of one network share compiled programs
-def _compile_layers(
-    apply, data: DataConfig, side: int | None, cropped: bool, views: ViewKind, pools, devices
+def compile_layers(
+    apply: Callable,
+    config: PretrainConfig,
+    cropped: bool,
+    views: ViewKind,
+    pools: Mapping[str, str],
+    devices: Sequence[jax.Device],
 ) -> Callable:
-    """Return a mapped function: ((weights, key), images, positions) -> layers of each view.
+    """Return a mapped function: ((weights, key), images, positions) -> flat layers of each view.
 
-    `side` is the size of the network's images, or None for sentences.
+    `cropped`: whether the host has cropped the images. For other arguments see `Extractor`.
     """
+    config = config.replace(source=None)  # other images share compiled programs
+    compile_cached = _compile_layers
+    if holds_custom(config):
+        compile_cached = _compile_layers.__wrapped__
+    side = None if config.reads_text else config.image_size
+    data = section(config, DataConfig)
+    return compile_cached(apply, data, side, cropped, views, tuple(pools.items()), tuple(devices))
 
+
+@functools.lru_cache(maxsize=8)  # encoders of one network share compiled programs
+def _compile_layers(apply, data, side, cropped, views, pools, devices) -> Callable:
     def per_device(shared, images, positions):
         weights, key = shared
         layers = []
         for view in _make_views(data, side, cropped, views, key, images, positions):
             outputs, _ = apply(*weights, view, False)
-            pooled = {layer: _pool(outputs[layer], pool) for layer, pool in pools}
-            layers.append({layer: x.reshape(len(view), -1) for layer, x in pooled.items()})
+            layers.append({layer: _flatten(outputs[layer], pool) for layer, pool in pools})
         return tuple(layers)
 
     return distributed.pmap(per_device, devices)
 
 
-def _pool(x: jax.Array, pool: str) -> jax.Array:
-    """Pool a layer `[n, h, w, c]`, or the patches of a ViT `[n, 1 + patches, c]`."""
-    if pool != "none" and x.ndim == 3:
-        x = x[:, 1:, None]  # without the class token
-    return POOLS[pool](x)
+def _flatten(x: jax.Array, pool: str) -> jax.Array:
+    """Pool a layer `[n, h, w, c]`, or the patches of a ViT `[n, 1 + patches, c]`: `[n, d]`."""
+    if pool != "none":
+        if x.ndim == 3:
+            x = x[:, 1:, None]  # without the class token
+        x = POOLS[pool](x, axis=(1, 2))
+    return x.reshape(len(x), -1)
 
 
 def _make_views(
@@ -218,21 +215,19 @@ def collect_features(batches: Iterable[Layers], folder: Path | None = None) -> d
       folder: existing folder of the temporary files. Defaults to the system's.
     """
     labels = []
-    widths: dict[str, int] = {}
+    files: dict[str, BinaryIO] = {}
     with contextlib.ExitStack() as stack:
-        files: dict[str, BinaryIO] = {}
         for (layers,), batch_labels in batches:
             labels.append(batch_labels)
             for layer, x in layers.items():
                 if layer not in files:
                     files[layer] = stack.enter_context(tempfile.TemporaryFile(dir=folder))
-                    widths[layer] = x.shape[1]
                 files[layer].write(np.ascontiguousarray(x).data)
         y = np.concatenate(labels)
         features = {}
         for layer, file in files.items():
             file.flush()
-            x = np.memmap(file, np.float32, "r", shape=(len(y), widths[layer]))
+            x = np.memmap(file, np.float32, "r").reshape(len(y), -1)
             features[layer] = Features(x, y)
         return features
 
@@ -273,12 +268,12 @@ def split_features(
         with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)
         found = collect_features(batches, folder if os.access(folder, os.W_OK) else None)
-        for layer, file in files.items():
-            if layer in found and file is not None:
-                try:
-                    caches.write(file, *found[layer])
-                except OSError as error:
-                    logger.warning("features are not cached: %s", error)
+        try:
+            for layer, arrays in found.items():
+                if files[layer] is not None:
+                    caches.write(files[layer], *arrays)
+        except OSError as error:
+            logger.warning("features are not cached: %s", error)
         features |= found
     return Extraction(features, pools, list(missing))
 
@@ -298,8 +293,9 @@ def augmented_features(
     """
     require(not encoder.config.reads_text, "augment= is for images, not sentences")
     pools = _layer_pools(encoder, [layer], pool)
-    network = (encoder.apply, encoder.config)
-    extractor = Extractor(*network, source, devices, pools, "random", seed)
+    extractor = Extractor(
+        encoder.apply, encoder.config, source, devices, pools, views="random", seed=seed
+    )
 
     @distributed.isolated()
     def features(epoch: int) -> Features:
@@ -313,8 +309,10 @@ def pair_features(
     encoder: RunEncoder, source: Source, devices: Sequence[jax.Device], seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs of two random views of each image: positive pairs, each `[n, dim]`."""
-    network = (encoder.apply, encoder.config)
-    extractor = Extractor(*network, source, devices, {"output": "none"}, "pairs", seed)
+    pools = {"output": "none"}
+    extractor = Extractor(
+        encoder.apply, encoder.config, source, devices, pools, views="pairs", seed=seed
+    )
     batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
     (view1, view2), _ = concatenate_layers(batches)
     return view1["output"], view2["output"]

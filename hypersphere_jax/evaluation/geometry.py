@@ -146,28 +146,20 @@ def projections(x: Any, count: int = 16, seed: int = 0) -> Projections:
     )
 
 
-def class_rows(
-    labels: Any, n: int, name: str = "labels", ignore_label: int = -1
-) -> dict[Any, np.ndarray]:
-    """Return the rows of each class by its label.
-
-    Args:
-      labels: `[n]`, see `inputs.as_labels`.
-      n: number of rows.
-      name: name of the labels in messages.
-      ignore_label: label of rows without a class. -1 always marks such rows.
+def class_rows(labels: Any, n: int, ignore_label: int = -1) -> dict[Any, np.ndarray]:
+    """Return the rows of each class of labels `[n]`; -1 and `ignore_label` mark other rows.
 
     Raises:
       UserError: for labels that do not fit n rows, or no class with two points.
     """
-    ids, classes = as_labels(labels, n, name)
+    ids, classes = as_labels(labels, n, "labels")
     order = np.argsort(ids, kind="stable")
-    ends = np.cumsum(np.bincount(ids + 1, minlength=len(classes) + 1))
-    groups = np.split(order, ends[:-1])[1:]  # the first group is unlabelled
+    starts = np.searchsorted(ids[order], range(len(classes) + 1))
+    groups = np.split(order, starts)[1:-1]  # the first group is unlabelled
     rows = dict(zip(classes, groups, strict=True))
     rows.pop(ignore_label, None)
     has_pair = any(len(group) > 1 for group in rows.values())
-    require(has_pair, f"{name}: no class has two points")
+    require(has_pair, "labels: no class has two points")
     return rows
 
 

@@ -1,7 +1,7 @@
 """Nearest neighbours of frozen features: search, classification, and retrieval."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,15 +11,8 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluation.checks import (
-    CheckedSplits,
-    SelectedRows,
-    as_float32,
-    check_features,
-    check_splits,
-    describe_splits,
-    row_blocks,
-)
+from hypersphere_jax.evaluation import checks
+from hypersphere_jax.evaluation.checks import SelectedRows, as_float32, row_blocks
 from hypersphere_jax.evaluation.geometry import class_rows
 from hypersphere_jax.evaluation.scores import classification_scores, validation_folds
 from hypersphere_jax.training import distributed
@@ -99,63 +92,55 @@ def knn_probe(
     require(vote in VOTES, f"vote {vote!r} is unknown; use one of {', '.join(VOTES)}")
     is_positive = 0 < temperature < math.inf
     require(is_positive, f"temperature={temperature} must be finite and positive")
-    splits = check_splits(train_x, train_y, test_x, test_y, num_classes, ignore_label)
+    splits = checks.check_splits(train_x, train_y, test_x, test_y, num_classes, ignore_label)
     counts = np.atleast_1d(k)
     is_valid = counts.ndim == 1 and counts.size > 0 and counts.dtype.kind in "iu"
     require(is_valid and counts.min() > 0, f"k={k} must be an integer of 1 or more, or several")
     options: dict[str, Any] = {"metric": metric, "vote": vote, "temperature": None}
     if vote == "similarity":
         options["temperature"] = temperature
+    data = splits.describe()
+    num_classes = len(splits.classes)
     y = splits.tested_y
-    data = describe_splits(splits)
     ranked = np.empty((len(counts), len(y), 5), np.int64)
-    for bank, labels, queries, rows in _searches(splits, folds, seed):
+    searches = [(splits.train_x, splits.train_y, splits.test_x, slice(None))]
+    if test_x is None:
+        searches = _fold_searches(splits.train_x, y, folds, seed)
+        data |= {"folds": folds, "seed": seed}
+    for bank, labels, queries, rows in searches:
         data["n_train"] = min(data["n_train"], len(labels))
         found = nearest(bank, queries, int(counts.max()), metric=metric, devices=devices)
         for index, count in enumerate(counts):
             first = Neighbours(found.positions[:, :count], found.similarity[:, :count])
-            votes = (first, labels, data["num_classes"], options["temperature"])
+            votes = (first, labels, num_classes, options["temperature"])
             ranked[index, rows] = ranked_classes(*votes)
-    if splits.test_x is None:
-        data |= {"folds": folds, "seed": seed}
     results = []
     for count, classes in zip(counts, ranked, strict=True):
-        scores = classification_scores(classes, y, num_classes=data["num_classes"], seed=seed)
+        scores = classification_scores(classes, y, num_classes=num_classes, seed=seed)
         if count < 5:
             scores["top5"] = None
         results.append({"protocol": "knn", "k": int(count)} | options | scores | data)
     return results[0] if np.ndim(k) == 0 else results
 
 
-def _searches(splits: CheckedSplits, folds: int, seed: int) -> Iterator[tuple]:
-    """Yield bank, its labels, queries, and their rows, for the test split or each training fold."""
-    x = splits.train_x
-    y = splits.train_y
-    if splits.test_x is not None:
-        yield x, y, splits.test_x, slice(None)
-        return
+def _fold_searches(x: Any, y: np.ndarray, folds: int, seed: int) -> list[tuple]:
+    """Return bank, its labels, queries, and their rows, for each fold."""
     fold_of = validation_folds(y, folds, seed)
+    searches = []
     for fold in range(folds):
         others = np.flatnonzero(fold_of != fold)
         rows = np.flatnonzero(fold_of == fold)
-        yield SelectedRows(x, others), y[others], SelectedRows(x, rows), rows
+        searches.append((SelectedRows(x, others), y[others], SelectedRows(x, rows), rows))
+    return searches
 
 
 def ranked_classes(
     neighbours: Neighbours, labels: np.ndarray, num_classes: int, temperature: float | None = None
 ) -> np.ndarray:
-    """Return the five classes with the most votes, best first; -1 if fewer classes have a vote.
+    """Return the five classes `[n, 5]` with the most votes, best first; -1 for none.
 
-    Ties are resolved in favour of the class of the nearest member.
-
-    Args:
-      neighbours: n neighbourhoods.
-      labels: `[m]` class of each member of the bank.
-      num_classes: number of classes.
-      temperature: votes are exp(similarity / temperature). By default each neighbour has one vote.
-
-    Returns:
-      int32 `[n, 5]`.
+    A neighbour has one vote, or exp(similarity / temperature). Ties are resolved in favour of the
+    class of the nearest member. `labels` are the classes of all members `[m]`.
     """
     n, k = neighbours.positions.shape
     ranked = np.full((n, 5), -1, np.int32)
@@ -192,14 +177,7 @@ def nearest(
     """Return the k nearest members of a bank for each query, by exhaustive search in float32.
 
     Ties are resolved in favour of the first member. Rows of zeros have cosine 0 to all others.
-    One block of queries and two blocks of the bank are in memory.
-
-    Args:
-      bank: `[m, d]` features.
-      queries: `[n, d]` features.
-      k: number of neighbours, 1 to m.
-      metric: "cosine" or "euclidean".
-      devices: local devices, of which the first computes. Defaults to JAX's first.
+    One block of queries `[n, d]` and two blocks of the bank `[m, d]` are in memory.
 
     Raises:
       UserError: for options that do not fit, and magnitudes that overflow float32 when squared.
@@ -335,7 +313,7 @@ def retrieval_scores(
     """
     are_valid = len(ks) > 0 and all(isinstance(k, int | np.integer) and k > 0 for k in ks)
     require(are_valid, f"ks={ks} must be one or more integers of 1 or more")
-    x = check_features("x", x)
+    x = checks.check_features("x", x)
     groups = class_rows(labels, len(x), ignore_label=ignore_label)
     class_of_row = np.full(len(x), -1)
     for number, members in enumerate(groups.values()):
@@ -368,11 +346,9 @@ def _without_self(found: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _average_precisions(is_relevant: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the average precision at R of each query `[b]`.
+    """Return the average precision of each query `[b]` at R `others`, at most k.
 
-    Args:
-      is_relevant: booleans `[b, k]`, whether each neighbour is of the query's class.
-      others: R of each query `[b]`, at most k.
+    `is_relevant` `[b, k]`: whether each neighbour is of the query's class.
     """
     ranks = np.arange(1, is_relevant.shape[1] + 1)
     precisions = np.cumsum(is_relevant, axis=1) / ranks

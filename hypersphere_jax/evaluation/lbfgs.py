@@ -16,7 +16,7 @@ class Memory(NamedTuple):
     moves: jax.Array  # [PAIRS, g, a, b] differences of points
     changes: jax.Array  # [PAIRS, g, a, b] differences of gradients
     weights: jax.Array  # [PAIRS, g] 1 / (move . change), 0 for no pair
-    scale: jax.Array  # [g] factor of the model's inverse
+    scale: jax.Array  # [g] factor of the initial inverse Hessian
     newest: jax.Array  # position in the rings
 
 
@@ -28,30 +28,26 @@ def empty_memory(points: jax.Array) -> Memory:
 
 
 def remember(
-    memory: Memory, moves: jax.Array, changes: jax.Array, taken: jax.Array, model_inverse: Callable
+    memory: Memory, moves: jax.Array, changes: jax.Array, taken: jax.Array, solve: Callable
 ) -> Memory:
     """Add the differences of steps that were taken, if rounding left their curvature positive.
 
-    `model_inverse` multiplies by the inverse of a model of the Hessian.
+    `solve` multiplies vectors by the inverse of a model of the Hessian.
     """
     products = inner(moves, changes)
-    squares = inner(changes, model_inverse(changes))
+    squares = inner(changes, solve(changes))
     is_pair = taken & (products > 0) & (squares > 0)
-    weights = jnp.where(is_pair, 1 / jnp.where(is_pair, products, 1.0), 0.0)
-    scale = products / jnp.where(is_pair, squares, 1.0)
     newest = (memory.newest + 1) % PAIRS
     return Memory(
         memory.moves.at[newest].set(moves),
         memory.changes.at[newest].set(changes),
-        memory.weights.at[newest].set(weights),
-        jnp.where(is_pair, scale, memory.scale),
+        memory.weights.at[newest].set(_ratio(1.0, products, is_pair, 0.0)),
+        _ratio(products, squares, is_pair, memory.scale),
         newest,
     )
 
 
-def inverse_hessian_product(
-    memory: Memory, gradients: jax.Array, model_inverse: Callable
-) -> jax.Array:
+def inverse_hessian_product(memory: Memory, gradients: jax.Array, solve: Callable) -> jax.Array:
     """Return the product of the inverse Hessian and gradients `[g, a, b]`, by two loops."""
     newest_first = (memory.newest - jnp.arange(PAIRS)) % PAIRS
 
@@ -65,10 +61,14 @@ def inverse_hessian_product(
         return r + excess[:, None, None] * memory.moves[position], None
 
     q, factors = lax.scan(backward, gradients, newest_first)
-    r = memory.scale[:, None, None] * model_inverse(q)
+    r = memory.scale[:, None, None] * solve(q)
     return lax.scan(forward, r, (newest_first, factors), reverse=True)[0]
 
 
 def inner(a: jax.Array, b: jax.Array) -> jax.Array:
     """Return inner products `[g]` of arrays `[g, a, b]`."""
     return jnp.einsum("gcd,gcd->g", a, b, precision="highest")
+
+
+def _ratio(a, b: jax.Array, where: jax.Array, otherwise) -> jax.Array:
+    return jnp.where(where, a / jnp.where(where, b, 1.0), otherwise)

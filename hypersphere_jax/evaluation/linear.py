@@ -8,28 +8,14 @@ import numpy as np
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_numpy
-from hypersphere_jax.evaluation import logistic
-from hypersphere_jax.evaluation.checks import (
-    CheckedSplits,
-    SelectedRows,
-    as_float32,
-    check_splits,
-    describe_splits,
-)
-from hypersphere_jax.evaluation.scores import (
-    Classifier,
-    best_cell,
-    classification_scores,
-    grid_rows,
-    held_out_part,
-    penalties,
-    top_classes,
-    validation_folds,
-)
+from hypersphere_jax.evaluation import logistic, scores
+from hypersphere_jax.evaluation.checks import SelectedRows, as_float32, check_splits
+from hypersphere_jax.evaluation.scores import Classifier
 from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS, check_grid, fit_grid
 from hypersphere_jax.training import distributed
 
 L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+VALID_FRACTION = 0.2  # held-out share of each class without folds
 # Allowed excess over the minimal cross-entropy during the choice on large problems. Validation
 # accuracies of 20,000 x 2,048 features moved by at most 0.03 points, in half of the steps.
 EXCESS = 1e-6
@@ -46,7 +32,6 @@ def linear_probe(
     protocol: str = "lbfgs",
     seed: int = 0,
     folds: int | None = None,
-    valid_fraction: float = 0.2,
     grid: Sequence[Any] | None = None,
     standardize: bool = False,
     ignore_label: int | None = None,
@@ -80,8 +65,8 @@ def linear_probe(
         that occur in either split.
       protocol: "lbfgs", or a key of `sgd.MINIBATCH_PROTOCOLS`.
       seed: seed of held-out rows, minibatches and the bootstrap.
-      folds: number of stratified folds of the training split. Defaults to one held-out part.
-      valid_fraction: held-out share of each class without folds.
+      folds: number of stratified folds of the training split. Defaults to one held-out part, which
+        is a fifth of each class.
       grid: values of l2 > 0 for "lbfgs", pairs (learning rate, weight decay) for the others.
         Defaults to `L2S` or the protocol's grid. A single cell holds out rows only for `folds`.
       standardize: option of "lbfgs".
@@ -106,9 +91,9 @@ def linear_probe(
     rounds = folds or int(len(cells) > 1)  # parts that are held out in turn
     part = np.zeros(len(y), np.int32)
     if folds is not None:
-        part = validation_folds(y, folds, seed)
+        part = scores.validation_folds(y, folds, seed)
     elif rounds:
-        part = held_out_part(y, valid_fraction, seed)
+        part = scores.held_out_part(y, VALID_FRACTION, seed)
     options = {"num_classes": len(classes), "devices": devices}
     choice = (splits.train_x, y, part, rounds, cells)
     if protocol == "lbfgs":
@@ -116,24 +101,26 @@ def linear_probe(
         fitted = _fit_lbfgs(*choice, standardize=standardize, **options)
     else:
         require(not standardize, f"standardize: {protocol} takes features as they are; omit it")
-        options |= {"seed": seed, "epoch_features": _kept_rows(epoch_features, splits, train_x)}
-        fitted = _fit_minibatches(MINIBATCH_PROTOCOLS[protocol], *choice, **options)
+        if epoch_features is not None:
+            options["epoch_features"] = _kept_rows(epoch_features, splits.train_rows, len(train_x))
+        rule = MINIBATCH_PROTOCOLS[protocol]
+        fitted = _fit_minibatches(rule, *choice, seed=seed, **options)
     classifier, prepare, valid_top1, report = fitted
-    ranked = classes[top_classes(classifier, splits.test_x, min(len(classes), 5), prepare)]
-    scores = classification_scores(
-        ranked, splits.test_y, num_classes=len(splits.classes), seed=seed
-    )
-    best = best_cell(valid_top1)
-    rows = grid_rows(cells, valid_top1)
+    ranked = scores.top_classes(classifier, splits.test_x, min(len(classes), 5), prepare)
+    count = len(splits.classes)
+    best = scores.best_cell(valid_top1)
+    rows = scores.grid_rows(cells, valid_top1)
     return {
         "protocol": protocol,
-        **scores,
-        **describe_splits(splits),
+        **scores.classification_scores(
+            classes[ranked], splits.test_y, num_classes=count, seed=seed
+        ),
+        **splits.describe(),
         "chosen": cells[best],
         "valid_top1": rows[best]["valid_top1"],
         "grid": rows,
         "folds": folds,
-        "valid_fraction": valid_fraction if rounds and folds is None else None,
+        "valid_fraction": VALID_FRACTION if rounds and folds is None else None,
         "seed": seed,
         **report,
     }
@@ -141,27 +128,23 @@ def linear_probe(
 
 def _grid_cells(protocol: str, grid: Sequence[Any] | None) -> list[dict[str, float]]:
     """Return the cells to choose from, as results name their values."""
-    known = ", ".join(("lbfgs", *MINIBATCH_PROTOCOLS))
-    is_known = protocol == "lbfgs" or protocol in MINIBATCH_PROTOCOLS
-    require(is_known, f"protocol {protocol!r} is unknown; use one of {known}")
+    known = ("lbfgs", *MINIBATCH_PROTOCOLS)
+    require(protocol in known, f"protocol {protocol!r} is unknown; use one of {', '.join(known)}")
     if grid is None:
         grid = L2S if protocol == "lbfgs" else MINIBATCH_PROTOCOLS[protocol].grid
     if protocol == "lbfgs":
-        return [{"l2": l2} for l2 in penalties("grid of l2", grid)]
+        return [{"l2": l2} for l2 in scores.penalties("grid of l2", grid)]
     distinct = dict.fromkeys(check_grid(grid))
     return [{"learning_rate": rate, "weight_decay": decay} for rate, decay in distinct]
 
 
-def _kept_rows(epoch_features: Callable | None, splits: CheckedSplits, x: Any) -> Callable | None:
-    """Return a function of epochs to the features of those rows of x that are not ignored."""
-    rows = splits.train_rows
-    if epoch_features is None or rows is None:
-        return epoch_features
+def _kept_rows(epoch_features: Callable, rows: np.ndarray, n: int) -> Callable:
+    """Return a function of epochs to some rows of the features `[n, d]`."""
 
     def kept(epoch: int) -> SelectedRows:
         features = as_numpy(epoch_features(epoch))
-        message = f"epoch {epoch} features: {len(features)} rows, expected {len(x)}"
-        require(len(features) == len(x), message)
+        message = f"epoch {epoch} features: {len(features)} rows, expected {n}"
+        require(len(features) == n, message)
         return SelectedRows(features, rows)
 
     return kept
@@ -180,18 +163,22 @@ def _fit_lbfgs(
         excess = 0.0 if problem.is_small else EXCESS
         grid = np.tile(l2s, (rounds, 1))
         valid_top1, fitted = logistic.cross_validate(problem, part, grid, excess=excess)
-    best = best_cell(valid_top1)
+    best = scores.best_cell(valid_top1)
     if rounds:  # the fit without the first fold is nearly the fit on all rows
         start = Classifier(fitted.weights[best], fitted.bias[best])
     fit = logistic.fit_logistic(problem, np.ones(len(y), bool), [l2s[best]], start=start)
     norm = float(fit.gradient_norm[0])
+    # C is for the original features, or for features of variance 1.
+    scale = x.shape[1]
+    if not standardize:
+        scale = problem.scaling.scale**2
     factor = 2 if num_classes == 2 else 1
     report = {
         "steps": int(fit.steps[0]),
         "gradient_norm": norm,
         "converged": bool(norm <= logistic.limit(l2s[best])),
         "chosen_at_edge": len(l2s) > 1 and best in (0, len(l2s) - 1),
-        "C": factor / (l2s[best] * problem.scaling.penalty_factor * len(y)),
+        "C": factor / (l2s[best] * scale * len(y)),
     }
     classifier = Classifier(fit.classifiers.weights[0], fit.classifiers.bias[0])
     return classifier, problem.scaling.apply, valid_top1, report
@@ -199,17 +186,17 @@ def _fit_lbfgs(
 
 def _fit_minibatches(protocol, x, y, part, rounds: int, cells: list[dict], **options: Any) -> tuple:
     """Return the classifier of the best cell, the type of features, accuracies, and a report."""
-    pairs = [(cell["learning_rate"], cell["weight_decay"]) for cell in cells]
+    pairs = [tuple(cell.values()) for cell in cells]
     valid_top1 = np.zeros((rounds, len(pairs)))
     for fold in range(rounds):
         held_out = np.flatnonzero(part == fold)
         fitted = np.flatnonzero(part != fold)
         classifiers, report = fit_grid(protocol, x, y, fitted, pairs, **options)
         for cell, classifier in enumerate(classifiers):
-            predicted = top_classes(classifier, SelectedRows(x, held_out))[:, 0]
+            predicted = scores.top_classes(classifier, SelectedRows(x, held_out))[:, 0]
             valid_top1[fold, cell] = 100 * np.sum(predicted == y[held_out]) / len(held_out)
         valid_top1[fold, ~np.asarray(report["finite"])] = np.nan
-    pair = pairs[best_cell(valid_top1)]
+    pair = pairs[scores.best_cell(valid_top1)]
     (classifier,), report = fit_grid(protocol, x, y, np.arange(len(y)), [pair], **options)
     require(
         report["finite"][0],

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.evaluation import lbfgs
-from hypersphere_jax.evaluation.checks import as_float32, row_blocks, row_shardings
+from hypersphere_jax.evaluation.checks import as_float32, row_blocks
 from hypersphere_jax.evaluation.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed
 
@@ -52,30 +52,35 @@ class FeatureScaling(NamedTuple):
     centre: np.ndarray  # float32 [d]
     scale: float | np.ndarray  # one number, or [d]
 
-    @property
-    def penalty_factor(self) -> float:
-        """Factor of l2 for the same penalty on the original features, or on features of variance 1.
-
-        The latter have a scale per dimension.
-        """
-        return float(np.size(self.scale) if np.ndim(self.scale) else self.scale**2)
-
     def apply(self, x: Any) -> jax.Array:
         """Return standardized rows of any real dtype, float32 `[n, d]`."""
-        scale = np.broadcast_to(np.float32(self.scale), self.centre.shape)
-        return _standardize(jnp.asarray(x, jnp.float32), self.centre, scale)
+        scale = np.broadcast_to(np.float32(self.scale), (1, len(self.centre)))
+        return (jnp.asarray(x, jnp.float32) - self.centre[None]) / scale
 
 
 class CurvatureModel(NamedTuple):
-    """Second moments of standardized features."""
+    """Second moments of standardized features, as a model of the Hessian at W = 0."""
 
     basis: jax.Array  # [d, r] eigenvectors
     variances: jax.Array  # [r] variances along the eigenvectors
     rest: jax.Array  # mean variance along all other directions
 
+    def solve(self, l2s: jax.Array, vectors: jax.Array) -> jax.Array:
+        """Multiply `[g, num_classes, d + 1]` by the inverse of the modelled Hessian."""
+        num_classes = vectors.shape[1]
+        floor = l2s + 1e-7  # float32 rounds smaller variances
+        inside = 1 / (self.variances[None] / num_classes + floor[:, None])  # [g, r]
+        outside = 1 / (self.rest / num_classes + floor)  # [g]
+        weights = vectors[..., :-1]
+        along = jnp.einsum("gcd,dr->gcr", weights, self.basis, precision="highest")
+        along = along * (inside - outside[:, None])[:, None]
+        weights = weights * outside[:, None, None]
+        weights = weights + jnp.einsum("gcr,dr->gcd", along, self.basis, precision="highest")
+        return jnp.concatenate([weights, vectors[..., -1:] * num_classes], axis=-1)
+
 
 class Problem(NamedTuple):
-    """Training rows on the devices, standardized."""
+    """Standardized training rows on the devices."""
 
     blocks: list[tuple[jax.Array, jax.Array]]  # x float32 [rows, d] and y int32 [rows], padded
     scaling: FeatureScaling
@@ -83,7 +88,8 @@ class Problem(NamedTuple):
     num_classes: int
     fits: int  # largest number of fits at once
     is_small: bool  # fewer fits are filled up to this number, because a compilation takes longer
-    shardings: tuple[NamedSharding, NamedSharding]  # see `row_shardings`
+    by_rows: NamedSharding  # divides rows over the devices
+    copied: NamedSharding  # copies arrays to all devices
 
 
 class LogisticFit(NamedTuple):
@@ -122,7 +128,7 @@ def place(
     fits: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Problem:
-    """Place a standardized float32 copy of the training rows on the devices.
+    """Place a standardized float32 copy of training rows on devices, which share the rows.
 
     Args:
       x: `[n, d]` finite features.
@@ -130,8 +136,8 @@ def place(
       num_classes: number of classes.
       standardize: divide each dimension by its standard deviation and by sqrt(d), instead of all
         dimensions by the root mean square norm of the centred features.
-      fits: number of penalties to fit at once, fewer if they exceed `WEIGHTS_AT_ONCE`.
-      devices: local devices, which share the rows. Defaults to JAX's first.
+      fits: number of penalties to fit at once.
+      devices: local devices. Defaults to JAX's first.
 
     Raises:
       UserError: for features that exceed the devices' memory.
@@ -146,8 +152,10 @@ def place(
         f"{memory / 1e9:.3g} GB; use more devices, or a minibatch protocol",
     )
     fits = max(1, min(fits, WEIGHTS_AT_ONCE // (num_classes * d)))
+    mesh = Mesh(np.asarray(devices), ("rows",))
+    by_rows = NamedSharding(mesh, PartitionSpec("rows"))
+    copied = NamedSharding(mesh, PartitionSpec())
     scaling = _fit_scaling(x, standardize)
-    shardings = row_shardings(devices)
     size = _block_size(n, max(d, fits * num_classes), devices)
     blocks = []
     for rows in row_blocks(n, 1, size):
@@ -155,12 +163,12 @@ def place(
         x_block = np.zeros((size, d), np.float32)
         x_block[:count] = x[rows]
         y_block = np.pad(np.int32(y[rows]), (0, size - count))
-        x_block, y_block = jax.device_put((x_block, y_block), shardings[0])
+        x_block, y_block = jax.device_put((x_block, y_block), by_rows)
         blocks.append((scaling.apply(x_block), y_block))
     sample = np.sort(np.random.default_rng(0).permutation(n)[:SAMPLE])
-    model = jax.device_put(_fit_curvature(scaling.apply(x[sample])), shardings[1])
+    model = jax.device_put(_fit_curvature(scaling.apply(x[sample])), copied)
     is_small = n * d * num_classes * fits < SMALL
-    return Problem(blocks, scaling, model, num_classes, fits, is_small, shardings)
+    return Problem(blocks, scaling, model, num_classes, fits, is_small, by_rows, copied)
 
 
 def fit_logistic(
@@ -181,31 +189,20 @@ def fit_logistic(
       excess: a fit ends when the norm of its gradient is at most its `limit`, or its objective is
         at most about `excess` above the minimum (half of the Newton decrement).
     """
-    groups = [l2s[first : first + problem.fits] for first in range(0, len(l2s), problem.fits)]
-    fits = [_fit_group(problem, rows, group, start, excess) for group in groups]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *fits)
-
-
-def _fit_group(
-    problem: Problem,
-    rows: np.ndarray,
-    l2s: Sequence[float],
-    start: Classifier | None,
-    excess: float,
-) -> LogisticFit:
-    """Fit at most `problem.fits` penalties at once; see `fit_logistic`."""
-    l2s = np.asarray(l2s, np.float32)
-    padded = l2s
+    if len(l2s) > problem.fits:
+        starts = range(0, len(l2s), problem.fits)
+        groups = [l2s[first : first + problem.fits] for first in starts]
+        fits = [fit_logistic(problem, rows, l2s, start=start, excess=excess) for l2s in groups]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *fits)
+    padded = np.asarray(l2s, np.float32)
     if problem.is_small:
-        padded = np.resize(l2s, problem.fits)
-    limits = np.float32(limit(padded))
-    weights = _shard(problem, np.float32(rows))
-    initial = np.zeros((len(padded), problem.num_classes, problem.blocks[0][0].shape[1] + 1))
+        padded = np.resize(padded, problem.fits)
+    weights = _by_block(problem, np.float32(rows))
+    points = np.zeros((len(padded), problem.num_classes, problem.model.basis.shape[0] + 1))
     if start is not None:
-        initial[:] = np.concatenate([start.weights, start.bias[:, None]], axis=1)
-    settings = (padded, limits, np.float32(excess))
-    carry = (*_begin(np.float32(initial)), settings)
-    state, sums, settings = jax.device_put(carry, problem.shardings[1])
+        points[:] = np.concatenate([start.weights, start.bias[:, None]], axis=1)
+    settings = (padded, np.float32(limit(padded)), np.float32(excess))
+    state, sums, settings = jax.device_put((*_begin(np.float32(points)), settings), problem.copied)
     for _ in range(MAX_STEPS + 1):
         for (x, y), block_weights in zip(problem.blocks, weights, strict=True):
             sums = _add_gradients(sums, state.trial, x, y, block_weights)
@@ -221,7 +218,7 @@ def accuracies(problem: Problem, classifiers: Classifier, rows: np.ndarray) -> n
     """Return the accuracies of classifiers `[g, …]` on rows, booleans `[n]`, in percent: `[g]`."""
     points = np.concatenate([classifiers.weights, classifiers.bias[..., None]], axis=-1)
     hits = np.zeros(len(points), np.int64)
-    for (x, y), block_rows in zip(problem.blocks, _shard(problem, rows), strict=True):
+    for (x, y), block_rows in zip(problem.blocks, _by_block(problem, rows), strict=True):
         hits += np.asarray(_count_hits(points, x, y, block_rows))
     return 100 * hits / np.sum(rows)
 
@@ -229,13 +226,9 @@ def accuracies(problem: Problem, classifiers: Classifier, rows: np.ndarray) -> n
 def cross_validate(
     problem: Problem, part: np.ndarray, l2s: np.ndarray, *, excess: float = 0.0
 ) -> tuple[np.ndarray, Classifier]:
-    """Fit without part 0, 1, … of the rows, for penalties l2s `[folds, cells]`.
+    """Fit without part 0, 1, … of the rows `[n]`, for penalties l2s `[folds, cells]`.
 
-    Args:
-      problem: from `place`.
-      part: integers `[n]`; rows of negative parts are in no fit.
-      l2s: strengths of the penalties.
-      excess: see `fit_logistic`.
+    Rows of negative parts are in no fit.
 
     Returns:
       Accuracies in percent `[folds, cells]` on the held-out parts, and the classifiers `[cells, …]`
@@ -250,6 +243,23 @@ def cross_validate(
     return np.array(valid_top1), fits[0].classifiers
 
 
+def _block_size(n: int, width: int, devices: Sequence[jax.Device]) -> int:
+    """Return the number of rows of a block, which divides over the devices."""
+    entries = ACCELERATOR_ENTRIES
+    if devices[0].platform == "cpu":
+        entries = CPU_ENTRIES
+    unit = COLUMN_MULTIPLE * len(devices)
+    blocks = -(-n // (len(devices) * max(1, entries // width)))
+    return unit * -(-n // (blocks * unit))
+
+
+def _by_block(problem: Problem, values: np.ndarray) -> list[jax.Array]:
+    """Return a value for each row `[n]`, zero for padding, for each block."""
+    padded = np.zeros((len(problem.blocks), len(problem.blocks[0][1])), values.dtype)
+    padded.ravel()[: len(values)] = values
+    return [jax.device_put(rows, problem.by_rows) for rows in padded]
+
+
 def _fit_scaling(x: Any, standardize: bool) -> FeatureScaling:
     """Return the scaling of features `[n, d]`, from float64 sums on the host."""
     n, d = x.shape
@@ -260,15 +270,23 @@ def _fit_scaling(x: Any, standardize: bool) -> FeatureScaling:
     for rows in blocks:
         deviations = as_float32(x[rows]) - centre
         variances += np.einsum("nd,nd->d", deviations, deviations) / n
-    scale = np.sqrt(d * np.where(variances > 0, variances, 1 / d))
-    if not standardize:
-        scale = math.sqrt(variances.sum()) or 1.0
+    scale: Any = math.sqrt(variances.sum()) or 1.0
+    if standardize:
+        scale = np.sqrt(d * np.where(variances > 0, variances, 1 / d))
     return FeatureScaling(np.float32(centre), scale)
 
 
 @jax.jit
-def _standardize(x: jax.Array, centre: jax.Array, scale: jax.Array) -> jax.Array:
-    return (x - centre[None]) / scale[None]
+def _fit_curvature(x: jax.Array) -> CurvatureModel:
+    """Return the model of standardized rows `[m, d]`."""
+    m, d = x.shape
+    probes = jax.random.normal(jax.random.key(0), (d, min(d, RANK)))
+    basis, _ = jnp.linalg.qr(_matmul(x.T, _matmul(x, probes)))
+    along = _matmul(x, basis)
+    variances, rotation = jnp.linalg.eigh(_matmul(along.T, along) / m)
+    variances = jnp.maximum(variances, 0.0)
+    rest = jnp.maximum(jnp.vdot(x, x) / m - variances.sum(), 0.0) / max(1, d - RANK)
+    return CurvatureModel(_matmul(basis, rotation), variances, rest)
 
 
 @jax.jit
@@ -309,19 +327,19 @@ def _advance(state: _State, sums, model: CurvatureModel, l2s, limits, excess) ->
     weights, bias, count = sums
     points = state.trial
     means = jnp.concatenate([weights, bias[:, None]], axis=1).reshape(points.shape) / count
-    penalty = jnp.pad(l2s[:, None, None] * points[..., :-1], ((0, 0), (0, 0), (0, 1)))
-    gradient = means + penalty
+    gradient = means + points.at[..., -1].set(0.0) * l2s[:, None, None]
     slope = lbfgs.inner(state.gradient, state.direction)
     end_slope = lbfgs.inner(gradient, state.direction)
     taken = (end_slope <= 0.8 * -slope) & ~state.done
-    model_inverse = functools.partial(_model_inverse, model, l2s)
+    solve = functools.partial(model.solve, l2s)
     differences = (points - state.point, gradient - state.gradient)
-    memory = lbfgs.remember(state.memory, *differences, taken, model_inverse)
-    direction = -lbfgs.inverse_hessian_product(memory, gradient, model_inverse)
+    memory = lbfgs.remember(state.memory, *differences, taken, solve)
+    direction = -lbfgs.inverse_hessian_product(memory, gradient, solve)
     new = (points, gradient, direction)
     old = (state.point, state.gradient, state.direction)
-    pairs = zip(new, old, strict=True)
-    point, gradient, direction = (jnp.where(taken[:, None, None], a, b) for a, b in pairs)
+    point, gradient, direction = jax.tree.map(
+        lambda a, b: jnp.where(taken[:, None, None], a, b), new, old
+    )
     secant = jnp.where(taken | state.done, 1.0, slope - end_slope)
     step = jnp.where(taken, 1.0, state.step * slope / secant)
     norm = jnp.sqrt(lbfgs.inner(gradient, gradient))
@@ -347,48 +365,3 @@ def _many_logits(points: jax.Array, x: jax.Array) -> jax.Array:
     flat = jnp.pad(flat, ((0, -len(flat) % COLUMN_MULTIPLE), (0, 0)))
     outputs = linear_logits(Classifier(flat[:, :-1], flat[:, -1]), x)
     return outputs[:, : g * num_classes].reshape(-1, g, num_classes)
-
-
-def _model_inverse(model: CurvatureModel, l2s: jax.Array, vectors: jax.Array) -> jax.Array:
-    """Multiply `[g, num_classes, d + 1]` by the inverse of the modelled Hessian at W = 0."""
-    num_classes = vectors.shape[1]
-    floor = l2s + 1e-7  # float32 rounds smaller variances
-    inside = 1 / (model.variances[None] / num_classes + floor[:, None])  # [g, r]
-    outside = 1 / (model.rest / num_classes + floor)  # [g]
-    weights = vectors[..., :-1]
-    bias = vectors[..., -1:] * num_classes
-    along = jnp.einsum("gcd,dr->gcr", weights, model.basis, precision="highest")
-    along = along * (inside - outside[:, None])[:, None]
-    weights = weights * outside[:, None, None]
-    weights = weights + jnp.einsum("gcr,dr->gcd", along, model.basis, precision="highest")
-    return jnp.concatenate([weights, bias], axis=-1)
-
-
-@jax.jit
-def _fit_curvature(x: jax.Array) -> CurvatureModel:
-    """Return the model of standardized rows `[m, d]`."""
-    m, d = x.shape
-    probes = jax.random.normal(jax.random.key(0), (d, min(d, RANK)))
-    basis, _ = jnp.linalg.qr(_matmul(x.T, _matmul(x, probes)))
-    along = _matmul(x, basis)
-    variances, rotation = jnp.linalg.eigh(_matmul(along.T, along) / m)
-    variances = jnp.maximum(variances, 0.0)
-    rest = jnp.maximum(jnp.vdot(x, x) / m - variances.sum(), 0.0) / max(1, d - RANK)
-    return CurvatureModel(_matmul(basis, rotation), variances, rest)
-
-
-def _block_size(n: int, width: int, devices: Sequence[jax.Device]) -> int:
-    """Return the number of rows of a block, which divides over the devices."""
-    entries = ACCELERATOR_ENTRIES
-    if devices[0].platform == "cpu":
-        entries = CPU_ENTRIES
-    unit = COLUMN_MULTIPLE * len(devices)
-    blocks = -(-n // (len(devices) * max(1, entries // width)))
-    return unit * -(-n // (blocks * unit))
-
-
-def _shard(problem: Problem, values: np.ndarray) -> list[jax.Array]:
-    """Return a value for each row `[n]`, zero for padding, for each block."""
-    padded = np.zeros((len(problem.blocks), len(problem.blocks[0][1])), values.dtype)
-    padded.ravel()[: len(values)] = values
-    return [jax.device_put(rows, problem.shardings[0]) for rows in padded]

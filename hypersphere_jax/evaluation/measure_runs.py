@@ -1,6 +1,5 @@
 """Alignment, uniformity and geometry of a run's checkpoint, or of a file of features."""
 
-import functools
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,21 +11,13 @@ import numpy as np
 from hypersphere_jax import text
 from hypersphere_jax.configs import MetricsConfig, UserError, require
 from hypersphere_jax.configs.base import WRITER, check_output
-from hypersphere_jax.data import Source, subsets
-from hypersphere_jax.evaluation import geometry, metrics, results_file
-from hypersphere_jax.evaluation.checks import (
-    CHECKED_ENTRIES,
-    SelectedRows,
-    check_features,
-    check_matrix,
-    check_unit_norm,
-    row_blocks,
-)
+from hypersphere_jax.data import subsets
+from hypersphere_jax.evaluation import checks, geometry, metrics, results_file
+from hypersphere_jax.evaluation.checks import SelectedRows
 from hypersphere_jax.evaluation.estimates import UNKNOWN_ESTIMATE, entries, jsonable, mean_estimate
 from hypersphere_jax.evaluation.features import pair_features, split_features
 from hypersphere_jax.evaluation.knn import retrieval_scores
 from hypersphere_jax.training import distributed, run_dir
-from hypersphere_jax.training.run_dir import RunEncoder
 from hypersphere_jax.utils.arrays import array_names, open_array
 from hypersphere_jax.utils.files import write_json
 
@@ -40,7 +31,6 @@ class MeasuredFeatures(NamedTuple):
     x: Any  # [n, d] of unit norm
     pairs: tuple[Any, Any] | None  # features of both sides of positive pairs
     labels: np.ndarray | None = None  # [n]
-    labels_name: str = "labels"  # in messages
     class_names: Sequence[str] = ()
     # Maps rows to their features under one or several augmentations, which depend only on a row's
     # position. None if some images cannot be read.
@@ -51,7 +41,7 @@ class MeasuredFeatures(NamedTuple):
     def groups(self) -> dict[Any, np.ndarray]:
         """Return the rows of each class, or raise `UserError`."""
         require(self.labels is not None, "these features have no labels; pass labels=")
-        return geometry.class_rows(self.labels, len(self.x), self.labels_name)
+        return geometry.class_rows(self.labels, len(self.x))
 
 
 @distributed.isolated()
@@ -113,7 +103,6 @@ def metrics_files(config: MetricsConfig) -> tuple[Path | None, Path | None]:
 def metrics_rows(result: dict[str, Any]) -> list[tuple[str, float, float | None, float | None]]:
     """Return rows of name, value, standard error, and value of uniform features if known."""
     optimum = result["uniform_optimum"]
-    # The Kolmogorov-Smirnov distance is the mean for a sample of n points.
     uniform = {
         "uniform_f": optimum / 2,
         "uniform_g": optimum / 2,
@@ -122,18 +111,16 @@ def metrics_rows(result: dict[str, Any]) -> list[tuple[str, float, float | None,
         "participation_ratio": float(result["d"]),
         "pair_distance": None,
         "sliced_wasserstein": 0.0,
+        # The mean for a sample of n points.
         "projection_ks_sphere": math.sqrt(math.pi / 2 / result["n"]) * math.log(2),
-        "prototype_bias": None,
-        "recall_at_1": None,
-        "recall_at_5": None,
-        "recall_at_10": None,
-        "map_at_r": None,
     }
-    return [
-        (name.replace("_", " "), result[name], result.get(f"{name}_standard_error"), value)
-        for name, value in uniform.items()
-        if name in result
-    ]
+    uniform |= dict.fromkeys(("prototype_bias", "recall_at_1", "recall_at_5", "recall_at_10"))
+    rows = []
+    for name, value in (uniform | {"map_at_r": None}).items():
+        if name in result:
+            error = result.get(f"{name}_standard_error")
+            rows.append((name.replace("_", " "), result[name], error, value))
+    return rows
 
 
 # Features, with the first entries of the result.
@@ -160,23 +147,19 @@ def _open_run(config: MetricsConfig) -> tuple[dict[str, Any], MeasuredFeatures]:
     x, labels = split_features(encoder, source, ["output"], devices).features["output"]
     pairs = pair_features(encoder, source, devices, config.seed)
     for side in (x, *pairs):
-        check_features(f"{folder.name}, {config.split}", side)
-    features = MeasuredFeatures(
-        x, pairs, labels_name=f"labels of the {config.split} split", class_names=source.class_names
-    )
+        checks.check_features(f"{folder.name}, {config.split}", side)
+    features = MeasuredFeatures(x, pairs, class_names=source.class_names)
     if dataset.class_names:
         features = features._replace(labels=labels)
-    if len(x) == len(source):
-        views = functools.partial(_row_views, encoder, source, devices, config.seed)
-        features = features._replace(views=views)
-    return header, features
+    if len(x) < len(source):
+        return header, features
 
+    def views(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return two views of each of these images, random by position in `rows`."""
+        images = subsets.Subset(source, rows, "class mates")
+        return pair_features(encoder, images, devices, config.seed)
 
-def _row_views(
-    encoder: RunEncoder, source: Source, devices: list, seed: int, rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return two views of each of these images, random by position in `rows`."""
-    return pair_features(encoder, subsets.Subset(source, rows, "class mates"), devices, seed)
+    return header, features._replace(views=views)
 
 
 def _open_file(config: MetricsConfig) -> tuple[dict[str, Any], MeasuredFeatures]:
@@ -186,8 +169,7 @@ def _open_file(config: MetricsConfig) -> tuple[dict[str, Any], MeasuredFeatures]
         labels_file = Path(config.run)
     features = MeasuredFeatures(x, None, views=lambda rows: (SelectedRows(x, rows),))
     if labels_file is not None:
-        labels = open_array(labels_file, "labels")
-        features = features._replace(labels=labels, labels_name=str(labels_file))
+        features = features._replace(labels=open_array(labels_file, "labels"))
     if config.pairs is not None:
         y = load_features(config.pairs, config.normalize)
         message = f"{config.pairs} has shape {y.shape}, and {config.run} {x.shape}"
@@ -213,20 +195,20 @@ def load_features(path: str | Path, normalize: bool = False) -> Any:
       UserError: for another file, and rows that are not finite or not of unit norm.
     """
     x = open_array(path, "features")
-    check_matrix(str(path), x)
+    checks.check_matrix(str(path), x)
     if not normalize:
-        check_features(str(path), x)
-        check_unit_norm(str(path), x, "normalize=True divides each row by its norm")
+        checks.check_features(str(path), x)
+        checks.check_unit_norm(str(path), x, "normalize=True divides each row by its norm")
         return x
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile() as file:  # the memory map keeps it
         unit = np.memmap(file, np.float32, "w+", shape=x.shape)
-    for rows in row_blocks(*x.shape, CHECKED_ENTRIES):
+    for rows in checks.row_blocks(*x.shape, checks.CHECKED_ENTRIES):
         block = x[rows].astype(np.float64)
         with np.errstate(invalid="ignore"):  # rows of zeros become NaN
             # The largest entry first, because squares may overflow.
             block /= np.abs(block).max(axis=1, keepdims=True)
             unit[rows] = block / np.linalg.norm(block, axis=1, keepdims=True)
-    return check_features(f"{path}: normalized (rows of zeros have no norm)", unit)
+    return checks.check_features(f"{path}: normalized (rows of zeros have no norm)", unit)
 
 
 # Parts of the result.
@@ -238,11 +220,13 @@ def _rank(features: MeasuredFeatures, config: MetricsConfig) -> dict:
 
 def _classes(features: MeasuredFeatures, config: MetricsConfig) -> dict:
     groups = features.groups()
-    estimates = [UNKNOWN_ESTIMATE] * len(groups)
-    for index, rows in enumerate(groups.values()):
+    estimates = []
+    for rows in groups.values():
+        estimate = UNKNOWN_ESTIMATE
         if len(rows) > 1:
-            estimates[index] = metrics.uniformity(SelectedRows(features.x, rows), config.t)
-    values = [estimate.value for estimate in estimates]
+            estimate = metrics.uniformity(SelectedRows(features.x, rows), config.t)
+        estimates.append(estimate)
+    values, errors = np.transpose(estimates)
     names = list(groups)
     if features.class_names:
         names = [features.class_names[label] for label in groups]
@@ -251,7 +235,7 @@ def _classes(features: MeasuredFeatures, config: MetricsConfig) -> dict:
         "classes": names,
         "n_by_class": [len(rows) for rows in groups.values()],
         "uniform_by_class": values,
-        "uniform_by_class_standard_error": [estimate.standard_error for estimate in estimates],
+        "uniform_by_class_standard_error": errors,
     }
 
 
@@ -265,16 +249,14 @@ def _distances(features: MeasuredFeatures, config: MetricsConfig) -> dict:
 def _projections(features: MeasuredFeatures, config: MetricsConfig) -> dict:
     result = geometry.projections(features.x, seed=config.seed)
     columns = result._asdict()
-    half_width = columns.pop("half_width")
+    del columns["half_width"]
+    rows = zip(*columns.values(), strict=True)
     return {
         "sliced_wasserstein": float(result.sliced_wasserstein.mean()),
         "projection_ks_sphere": float(result.ks_sphere.mean()),
         "projection_ks_normal": float(result.ks_normal.mean()),
-        "projection_half_width": half_width,
-        "projections": [
-            dict(zip(columns, direction, strict=True))
-            for direction in zip(*columns.values(), strict=True)
-        ],
+        "projection_half_width": result.half_width,
+        "projections": [dict(zip(columns, row, strict=True)) for row in rows],
     }
 
 

@@ -9,15 +9,8 @@ import numpy as np
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_numpy
-from hypersphere_jax.evaluation import geometry
-from hypersphere_jax.evaluation.checks import check_features, check_matrix, check_unit_norm
-from hypersphere_jax.evaluation.estimates import (
-    UNKNOWN_ESTIMATE,
-    Estimate,
-    entries,
-    jsonable,
-    mean_estimate,
-)
+from hypersphere_jax.evaluation import checks, estimates, geometry
+from hypersphere_jax.evaluation.estimates import UNKNOWN_ESTIMATE, Estimate
 from hypersphere_jax.losses._pairwise.options import Exclude, PairOptions
 from hypersphere_jax.losses._pairwise.points import make_points
 from hypersphere_jax.losses._pairwise.sums import pair_logsumexp
@@ -64,22 +57,23 @@ def measure(
     """
     require(y is None or labels is None, "y and labels both define positives; pass one of them")
     x = as_numpy(x)
-    sides = {"x": x}
-    if y is not None:
-        sides["y"] = as_numpy(y)
-    for name, side in sides.items():
-        check_matrix(name, side)
-        check_unit_norm(name, side)
-    require(len(x) > 1, f"x has {len(x)} point; uniformity needs two")
+    _check_points("x", x)
     align = UNKNOWN_ESTIMATE
     if y is not None:
-        align = alignment(x, sides["y"], alpha)
+        y = as_numpy(y)
+        _check_points("y", y)
+        align = alignment(x, y, alpha)
     elif labels is not None:
-        groups = geometry.class_rows(labels, len(x), ignore_label=ignore_label)
+        groups = geometry.class_rows(labels, len(x), ignore_label)
         align = geometry.class_alignment(x, groups, alpha)
-    rank = geometry.effective_rank(x)
-    ranks = {name: getattr(rank, name) for name in ("effective_rank", "participation_ratio")}
+    ranks = geometry.effective_rank(x)._asdict()
+    del ranks["singular_values"]
     return summary(x, align, alpha, t) | ranks
+
+
+def _check_points(name: str, x: np.ndarray) -> None:
+    checks.check_matrix(name, x)
+    checks.check_unit_norm(name, x)
 
 
 def rankme(x: Any, eps: float = 1e-7) -> float:
@@ -101,37 +95,25 @@ def rankme(x: Any, eps: float = 1e-7) -> float:
     >>> round(rankme(np.eye(4)), 3)
     4.0
     """
-    values = geometry.effective_rank(check_features("x", x)).singular_values
+    values = geometry.effective_rank(checks.check_features("x", x)).singular_values
     shares = values / values.sum() + eps
     return math.exp(-np.sum(shares * np.log(shares)))
 
 
 def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
-    """Return the mean of `|x_i - y_i|^alpha` over pairs of rows: `align_loss` of a data set.
-
-    Args:
-      x: `[n, d]` features, an array or a memory map.
-      y: `[n, d]` features of the positives.
-      alpha: power of the distance.
+    """Return the mean of `|x_i - y_i|^alpha` over pairs of rows `[n, d]`, as `align_loss`.
 
     Raises:
       UserError: for shapes that differ, or no pairs.
     """
-    return mean_estimate(geometry.distances(x, y) ** alpha)
+    return estimates.mean_estimate(geometry.distances(x, y) ** alpha)
 
 
 def uniformity(x: Any, t: float = 2.0) -> Estimate:
-    """Return the log of the mean Gaussian potential of all pairs: `uniform_loss` of a data set.
+    """Return the log of the mean Gaussian potential of all pairs of rows `[n, d]`: `uniform_loss`.
 
-    The features are copied to one device in float32. Time grows with n^2, memory with n.
-
-    Args:
-      x: `[n, d]` features, an array or a memory map, n >= 2.
-      t: scale of the potential.
-
-    Returns:
-      The value, with the standard error of a U-statistic (Hoeffding), which is rough for fewer than
-      about 20 points.
+    The features are copied to one device in float32. Time grows with n^2, memory with n. The
+    standard error is that of a U-statistic (Hoeffding), rough for fewer than about 20 points.
 
     Raises:
       UserError: for fewer than two points.
@@ -154,8 +136,9 @@ def summary(x: Any, align: Estimate, alpha: float = 2.0, t: float = 2.0) -> dict
         "uniform_optimum": uniformity_optimum(d, t),
         "uniform_lower_bound": uniformity_lower_bound(d, t, n),
     }
-    aligned = entries("align", align) | {"align_alpha": alpha}
-    return jsonable(aligned | entries("uniform", uniformity(x, t)) | bounds | {"d": d, "n": n})
+    aligned = estimates.entries("align", align) | {"align_alpha": alpha}
+    uniform = estimates.entries("uniform", uniformity(x, t))
+    return estimates.jsonable(aligned | uniform | bounds | {"d": d, "n": n})
 
 
 def _round_up(n: int) -> int:

@@ -26,7 +26,6 @@ Log = Callable[[str], None]
 # Features `[n, d]` and labels `[n]` of both splits, in files for a probe.
 SPLIT_ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 RUN_OPTIONS = ("layers", "pool", "augment", "step", "all_steps", "data", "data_dir")
-FLAGS = ("standardize", "augment", "as_printed")
 # Options of each protocol, which are in the name of a result's file if they are not the default.
 PROTOCOL_OPTIONS = {
     "knn": ("metric", "vote", "temperature", "seed"),
@@ -115,7 +114,7 @@ def _probe_file(path: Path, config: ProbeConfig, devices: list[jax.Device]) -> I
     refused = results_file.changed_options(config, RUN_OPTIONS)
     require(not refused, f"{path} contains features, and these options are for runs: {refused}")
     options = {"devices": devices, "ignore_label": config.ignore_label}
-    for _, _, result in _probe_arrays(read_splits(path), config, options):
+    for _, result in _probe_arrays(read_splits(path), config, options):
         yield {"features": str(path), "split": "test"} | result
 
 
@@ -139,11 +138,13 @@ def _probe_run(
                 about = {"task": task, "step": step}
                 about = {name: value for name, value in about.items() if value is not None}
                 suffix = "".join(f"-{name}{value}" for name, value in about.items())
-                for name, changed, result in _probe_encoder(encoder, dataset, config, devices, log):
-                    result = about | result
-                    file = folder / "eval" / f"{name}{suffix}{changed}.json"
-                    results_file.save_result(file, result)
-                    yield result
+                results = _probe_encoder(encoder, dataset, config, devices, log)
+                for layer, protocol, result in results:
+                    changed = results_file.changed_options(config, PROTOCOL_OPTIONS[protocol])
+                    name = f"knn{result['k']}" if protocol == "knn" else protocol
+                    file = folder / "eval" / f"{name}-{layer}{suffix}{changed}.json"
+                    results_file.save_result(file, about | result)
+                    yield about | result
 
 
 def _open_tasks(folder: Path, config: ProbeConfig) -> dict[str | None, data.Dataset]:
@@ -161,7 +162,7 @@ def _open_tasks(folder: Path, config: ProbeConfig) -> dict[str | None, data.Data
 def _probe_encoder(
     encoder: RunEncoder, dataset: data.Dataset, config: ProbeConfig, devices: list, log: Log
 ) -> Iterator[tuple[str, str, Result]]:
-    """Yield the name of each result's file, the options in it, and the result."""
+    """Yield layer (with its pooling), protocol, and result."""
     started = time.perf_counter()
     sources = [source for source in (dataset.train, dataset.test) if source is not None]
     splits = [split_features(encoder, s, config.layers, devices, config.pool) for s in sources]
@@ -180,16 +181,16 @@ def _probe_encoder(
     for layer, pool in splits[0].pools.items():
         arrays = [array for split in splits for array in split.features[layer]]
         about = {"layer": layer}
-        pooled = ""
+        name = layer
         if pool != "none":
             about["pool"] = pool
-            pooled = f"-pool{pool}"
+            name += f"-pool{pool}"
         views = None
         if config.augment:
             draw = (layer, devices, config.seed, config.pool)
             views = augmented_features(encoder, dataset.train, *draw)
-        for name, changed, result in _probe_arrays(arrays, config, options, views):
-            yield f"{name}-{layer}{pooled}", changed, header | about | result
+        for protocol, result in _probe_arrays(arrays, config, options, views):
+            yield name, protocol, header | about | result
 
 
 def _probe_arrays(
@@ -197,21 +198,15 @@ def _probe_arrays(
     config: ProbeConfig,
     options: dict[str, Any],
     views: Callable | None = None,
-) -> Iterator[tuple[str, str, Result]]:
-    """Yield the name of each probe, its options that are not the default, and its result.
-
-    `views` maps epochs to augmented features.
-    """
+) -> Iterator[tuple[str, Result]]:
+    """Yield each protocol and its results; `views` maps epochs to augmented features."""
     for protocol in config.protocols:
         started = time.perf_counter()
         results = _score(protocol, arrays, config, options | {"seed": config.seed}, views)
         seconds = round(time.perf_counter() - started, 3)
-        used = PROTOCOL_OPTIONS[protocol]
-        flags = {name: True for name in FLAGS if name in used and getattr(config, name)}
+        flags = [name for name in PROTOCOL_OPTIONS[protocol] if getattr(config, name) is True]
         for result in results:
-            name = f"knn{result['k']}" if protocol == "knn" else protocol
-            changed = results_file.changed_options(config, used)
-            yield name, changed, result | flags | {"seconds_probe": seconds}
+            yield protocol, result | dict.fromkeys(flags, True) | {"seconds_probe": seconds}
 
 
 def _score(
@@ -226,8 +221,7 @@ def _score(
         options |= {"metric": config.metric, "vote": config.vote, "temperature": config.temperature}
         return knn_probe(*arrays, k=config.k, **options)
     if protocol == "knn_weighted":
-        options |= WEIGHTED_KNN
-        return [knn_probe(*arrays, **options)]
+        return [knn_probe(*arrays, **options | WEIGHTED_KNN)]
     if protocol == "quick_thought":
         del options["ignore_label"]
         if config.folds is not None:

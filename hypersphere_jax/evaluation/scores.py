@@ -1,6 +1,5 @@
 """Linear classifiers, their scores, and the choice of hyper-parameters by held-out scores."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hypersphere_jax.configs import require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data import subsets
 from hypersphere_jax.evaluation.checks import as_float32, row_blocks
 from hypersphere_jax.evaluation.estimates import jsonable
@@ -40,11 +39,7 @@ def top_classes(
 ) -> np.ndarray:
     """Return the k classes with the largest logits `[n, k]`, best first, of ties the lower class.
 
-    Args:
-      classifier: the classifier.
-      x: `[n, d]` features of any real dtype, an array or a memory map, read in blocks of rows.
-      k: number of classes.
-      prepare: maps each block of rows to the scaled features of the classifier.
+    Features `[n, d]` are read in blocks; `prepare` maps a block to the classifier's features.
     """
     blocks = row_blocks(len(x), max(classifier.weights.shape), SCORED_ENTRIES)
     best = [_top_k(classifier, jnp.asarray(prepare(x[rows])), k=k) for rows in blocks]
@@ -68,31 +63,27 @@ def classification_scores(
       seed: seed of the bootstrap.
 
     Returns:
-      `top1`; `top5`, None up to 5 classes; `top1_interval`, see `bootstrap_interval`; `per_class`,
-      the top-1 accuracy of each class, None without rows; `confusion`, counts by label and by
-      predicted class, None for more than 100 classes; `targets` and `predicted`, label and
-      predicted class of each row.
+      `top1`, `top5`, `top1_interval`, `per_class` and `confusion` as in docs/evaluation.md;
+      `targets` and `predicted`, label and predicted class of each row.
     """
     predicted = ranked[:, 0]
     correct = predicted == y
     rows = np.bincount(y, minlength=num_classes)
     correct_rows = np.bincount(y[correct], minlength=num_classes)
-    per_class: list[float | None] = [None] * num_classes
-    for label in np.flatnonzero(rows):
-        per_class[label] = 100 * float(correct_rows[label]) / float(rows[label])
+    with np.errstate(invalid="ignore"):
+        per_class = 100 * correct_rows / rows  # NaN for classes without rows
     top5 = None
     if num_classes > 5:
         top5 = 100 * float((ranked[:, :5] == y[:, None]).any(axis=1).mean())
     confusion = None
     if num_classes <= MAX_TABLE_CLASSES:
-        table = np.zeros((num_classes, num_classes), np.int64)
-        np.add.at(table, (y, predicted), 1)
-        confusion = table.tolist()
+        cells = np.bincount(y * num_classes + predicted, minlength=num_classes**2)
+        confusion = cells.reshape(num_classes, num_classes).tolist()
     return {
         "top1": 100 * float(correct.mean()),
         "top5": top5,
         "top1_interval": bootstrap_interval(correct, seed),
-        "per_class": per_class,
+        "per_class": jsonable(per_class),
         "confusion": confusion,
         "targets": np.asarray(y).tolist(),
         "predicted": predicted.tolist(),
@@ -116,9 +107,8 @@ def held_out_part(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     and never all.
 
     Raises:
-      UserError: for a fraction outside (0, 1), or no class with two rows.
+      UserError: for no class with two rows.
     """
-    require(0 < fraction < 1, f"valid_fraction={fraction} must be between 0 and 1")
     part = np.ones(len(y), np.int32)
     for rows in subsets.shuffled_classes(y, np.random.default_rng(seed)):
         count = max(1, round(fraction * len(rows)))
@@ -136,12 +126,12 @@ def validation_folds(y: np.ndarray, folds: int, seed: int, name: str = "folds") 
 def penalties(name: str, values: Sequence[float]) -> list[float]:
     """Return strengths of a penalty, largest first, because the first of equal cells is chosen."""
     try:
-        strengths = {float(value) for value in values}
-    except (TypeError, ValueError):
-        strengths = set()
-    is_valid = len(strengths) > 0 and all(0 < strength < math.inf for strength in strengths)
+        strengths = np.unique(np.asarray(values, np.float64))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} {values}: {error}") from error
+    is_valid = strengths.size > 0 and strengths.min() > 0 and bool(np.isfinite(strengths).all())
     require(is_valid, f"{name} {values} must be one or more positive numbers")
-    return sorted(strengths, reverse=True)
+    return strengths[::-1].tolist()
 
 
 def best_cell(valid_top1: Sequence[Sequence[float]] | np.ndarray) -> int:
@@ -162,9 +152,8 @@ def grid_rows(cells: Sequence[dict[str, float]], fold_top1: np.ndarray) -> list[
     """Return cells with their accuracies `[folds, cells]`; diverged fits have None."""
     rows = []
     for cell, column in zip(cells, fold_top1.T, strict=True):
-        values = jsonable(column)
         mean = None
-        if values and None not in values:
-            mean = float(np.mean(values))
-        rows.append({**cell, "valid_top1": mean, "fold_top1": values})
+        if len(column):
+            mean = float(column.mean())
+        rows.append(jsonable({**cell, "valid_top1": mean, "fold_top1": column}))
     return rows

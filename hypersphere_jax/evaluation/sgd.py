@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from hypersphere_jax.configs import OptimizerConfig, require
+from hypersphere_jax.configs import OptimizerConfig, UserError, require
 from hypersphere_jax.evaluation.checks import as_float32, check_features
 from hypersphere_jax.evaluation.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed
@@ -116,7 +116,6 @@ def fit_grid(
     Raises:
       UserError: for an invalid grid, or features of an epoch that do not fit.
     """
-    pairs = check_grid(grid)
     rows = np.asarray(rows)
     y = np.asarray(y, np.int32)
     shape = tuple(x.shape)
@@ -125,7 +124,7 @@ def fit_grid(
     rule = protocol._replace(grid=())
     steps = protocol.epochs * -(-len(rows) // batch_size)
     weights = protocol.init_std * jax.random.normal(jax.random.key(seed), (num_classes, shape[1]))
-    rates, decays = jax.device_put(tuple(np.float32(pairs).T), device)
+    rates, decays = jax.device_put(tuple(np.float32(check_grid(grid)).T), device)
     state = _start(Classifier(weights, jnp.zeros(num_classes)), rates, rule, steps)
     source = _resident(x, device)
     for epoch in track(range(protocol.epochs), "linear classifiers"):
@@ -146,28 +145,25 @@ def fit_grid(
 
 def _used_settings(protocol: MinibatchProtocol) -> dict[str, Any]:
     """Return the settings that the protocol's optimizer and schedule use."""
-    unused = {"grid"}
-    unused |= {"momentum", "nesterov"} if protocol.optimizer == "adam" else {"adam_betas"}
+    unused = ["grid", "adam_betas"]
+    if protocol.optimizer == "adam":
+        unused = ["grid", "momentum", "nesterov"]
     if protocol.schedule == "cosine":
-        unused |= {"decay_at", "decay_factor"}
+        unused += ["decay_at", "decay_factor"]
     return {name: value for name, value in protocol._asdict().items() if name not in unused}
 
 
 def check_grid(grid: Sequence[Any]) -> list[tuple[float, float]]:
-    """Return pairs of floats.
-
-    Raises:
-      UserError: unless there is a pair, learning rates are positive, and weight decays are not
-        negative.
-    """
-    try:
-        pairs = [(float(rate), float(decay)) for rate, decay in grid]
-    except (TypeError, ValueError):
-        pairs = []
-    is_valid = all(0 < rate < math.inf and 0 <= decay < math.inf for rate, decay in pairs)
+    """Return pairs (learning rate > 0, weight decay >= 0) of floats; UserError for others."""
     message = f"grid {grid} must be pairs (learning rate > 0, weight decay >= 0)"
-    require(len(pairs) > 0 and is_valid, message)
-    return pairs
+    try:
+        pairs = np.asarray(grid, np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(message) from error
+    require(pairs.ndim == 2 and pairs.shape[1] == 2 and len(pairs) > 0, message)
+    is_valid = (pairs[:, 0] > 0) & (pairs[:, 1] >= 0) & np.isfinite(pairs).all(axis=1)
+    require(bool(is_valid.all()), message)
+    return [(rate, decay) for rate, decay in pairs.tolist()]
 
 
 def _resident(x: Any, device: jax.Device) -> Any:

@@ -106,20 +106,19 @@ def test_votes_match_a_loop(rng, metric, temperature):
         assert found == expected, k
 
 
-def top5(labels, true, k, num_classes):
-    """Return the score of a query at 0, with members at 1, 2, 3, … with these labels."""
-    bank = np.arange(1.0, 11)[:, None]
-    options = {"num_classes": num_classes, "k": k, "metric": "euclidean"}
-    return knn_probe(bank, labels, np.zeros((1, 1)), np.array([true]), **options)["top5"]
-
-
 def test_top5_ranks_classes_by_votes():
+    """A query at 0 has members at 1, 2, 3, … with these labels."""
     labels = np.array([7, 3, 3, 1, 0, 2, 5, 5, 5, 6])
+
+    def top5(true, labels=labels, k=10, num_classes=9):
+        bank = np.arange(1.0, 11)[:, None]
+        options = {"num_classes": num_classes, "k": k, "metric": "euclidean"}
+        return knn_probe(bank, labels, np.zeros((1, 1)), np.array([true]), **options)["top5"]
+
     # Three votes for 5, two for 3, then the nearest classes with one vote: 7, 1 and 0.
-    scores = [top5(labels, true, 10, 9) for true in range(9)]
-    assert scores == [100, 100, 0, 100, 0, 100, 0, 100, 0]
-    assert top5(labels + 1, 0, 5, 10) == 0  # a class without votes
-    assert top5(labels, 7, 4, 9) is top5(labels % 5, 1, 5, 5) is None
+    assert [top5(true) for true in range(9)] == [100, 100, 0, 100, 0, 100, 0, 100, 0]
+    assert top5(0, labels + 1, k=5, num_classes=10) == 0  # a class without votes
+    assert top5(7, k=4) is top5(1, labels % 5, k=5, num_classes=5) is None
 
 
 def test_probe_reports_scores_and_options(rng):
@@ -141,13 +140,11 @@ def test_several_k_equal_single_probes(rng):
     assert knn_probe(*arrays, k=[5, 1, 20]) == singles
 
 
-@pytest.mark.parametrize("folds", [None, 3])
-def test_ignored_rows_do_not_count(rng, folds):
+@pytest.mark.parametrize("options", [{}, {"folds": 3}])
+def test_ignored_rows_do_not_count(rng, options):
     arrays = problem(rng)
-    options = {}
-    if folds:
+    if options:  # folds of the training rows
         arrays = arrays[:2]
-        options = {"folds": folds}
     more = insert_rows(arrays, -1)
     assert knn_probe(*more, ignore_label=-1, **options) == knn_probe(*arrays, **options)
     with pytest.raises(UserError, match="ignore_label"):

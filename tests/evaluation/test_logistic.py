@@ -58,12 +58,9 @@ def test_minima_match_scikit_learn(rng, standardize, devices, fits):
 def test_fits_in_groups_equal_single_fits(rng):
     x, y, _, _ = splits(rng)
     l2s = [1e-1, 1e-3, 1e-2]
-    fitted = np.ones(N, bool)
-    found = logistic.fit_logistic(place(x, y, fits=2), fitted, l2s)
-    for index, l2 in enumerate(l2s):
-        _, expected = fit(x, y, l2)
-        weights = found.classifiers.weights[index]
-        np.testing.assert_allclose(weights, expected.weights, atol=1e-3)
+    found = logistic.fit_logistic(place(x, y, fits=2), np.ones(N, bool), l2s)
+    for weights, l2 in zip(found.classifiers.weights, l2s, strict=True):
+        np.testing.assert_allclose(weights, fit(x, y, l2)[1].weights, atol=1e-3)
 
 
 def test_features_of_very_unequal_variance_converge(rng):

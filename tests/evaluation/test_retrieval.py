@@ -34,18 +34,16 @@ def labelled(rng):
     return x, labels
 
 
+@pytest.mark.parametrize("entries", [2**22, 1000])
 @pytest.mark.parametrize("ks", [(1, 5, 10), (2, 200)])
-def test_scores_match_a_loop(labelled, ks):
+def test_scores_match_a_loop(labelled, ks, entries, monkeypatch):
+    """Also if the queries are in several blocks."""
+    monkeypatch.setattr("hypersphere_jax.evaluation.knn.RANKED_ENTRIES", entries)
     x, labels = labelled
     expected = scores_by_loop(x, labels, ks)
     found = hj.retrieval_scores(x, labels, ks)
     assert found == pytest.approx(expected, rel=1e-9)
     assert 0 < found["map_at_r"] < found[f"recall_at_{ks[0]}"]
-
-
-def test_scores_in_blocks_are_the_same(labelled, monkeypatch):
-    monkeypatch.setattr("hypersphere_jax.evaluation.knn.RANKED_ENTRIES", 1000)
-    test_scores_match_a_loop(labelled, (1, 5, 10))
 
 
 def test_equal_samples_do_not_replace_the_query():

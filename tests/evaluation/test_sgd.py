@@ -38,14 +38,6 @@ def assert_same(found, expected, tolerance):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
 
 
-def learning_rates(name, epochs, steps_per_epoch):
-    """Return the factor of the rate at each step."""
-    steps = np.arange(epochs * steps_per_epoch)
-    if name in STEPS_DOWN:
-        return np.repeat(STEPS_DOWN[name], steps_per_epoch)
-    return (1 + np.cos(np.pi * steps / len(steps))) / 2
-
-
 def adam(gradient, moments, param, rate, step):
     first = (moments[0] + gradient) / 2
     second = 0.999 * moments[1] + 0.001 * gradient**2
@@ -71,7 +63,11 @@ def train_by_loop(name, protocol, features, y, rows, rate, decay):
     """Return weights and bias of one cell in float64."""
     update = {"stl10": adam, "simclr": lars}.get(name, sgd)
     size = protocol.batch_size
-    factors = learning_rates(name, protocol.epochs, -(-len(rows) // size))
+    per_epoch = -(-len(rows) // size)
+    steps = protocol.epochs * per_epoch
+    factors = (1 + np.cos(np.pi * np.arange(steps) / steps)) / 2
+    if name in STEPS_DOWN:
+        factors = np.repeat(STEPS_DOWN[name], per_epoch)
     std = 0.0 if name == "stl10" else 0.01
     d = features(0).shape[1]
     params = [std * np.float64(jax.random.normal(jax.random.key(3), (CLASSES, d))), 0]
@@ -122,13 +118,6 @@ def test_protocols_have_the_papers_settings():
     }
 
 
-def aligned(n, d):
-    """Return float32 `[n, d]` at a multiple of 64 bytes, which JAX does not copy."""
-    raw = np.empty(4 * n * d + 64, np.uint8)
-    begin = -raw.ctypes.data % 64
-    return raw[begin : begin + 4 * n * d].view(np.float32).reshape(n, d)
-
-
 def test_features_of_each_epoch_in_the_same_memory(rng):
     """An epoch has two chunks of batches, and may still run when the next features arrive."""
     n, d = 4500, 1024
@@ -136,7 +125,9 @@ def test_features_of_each_epoch_in_the_same_memory(rng):
     shifts = 0.02 * rng.normal(size=(10, 1, d)).astype(np.float32)
     rows, cell = np.arange(10, n), (0.1, 0.0)
     protocol = short("moco", batch_size=256)
-    memory = aligned(n, d)
+    raw = np.empty(4 * n * d + 64, np.uint8)
+    begin = -raw.ctypes.data % 64  # JAX does not copy an array at a multiple of 64 bytes
+    memory = raw[begin : begin + 4 * n * d].view(np.float32).reshape(n, d)
     options = {"epoch_features": lambda epoch: np.add(x, shifts[epoch], out=memory)}
     found, _ = fit(protocol, x, y, rows, [cell], **options)
     expected = train_by_loop("moco", protocol, lambda epoch: x + shifts[epoch], y, rows, *cell)
