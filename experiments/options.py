@@ -1,7 +1,6 @@
 """Options of the commands `quickstart` and `reproduce`."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
@@ -14,15 +13,11 @@ from hypersphere_jax.configs.base import Config, check_range, refuse
 class QuickstartConfig(Config):
     """Pretrain, save checkpoints, probe from the checkpoints, and report, in minutes."""
 
-    out: str | None = None
-    """Folder of the runs, pictures and page. Defaults to RUNS_DIR/quickstart. Finished runs there
-    are not trained again."""
     runs_dir: str = "runs"
-    """Folder of all runs."""
+    """Folder of all runs. Runs, pictures and page are in RUNS_DIR/quickstart; finished runs there
+    are not trained again."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of each encoder of the table. The picture of the circle shows the first."""
-    choose: bool = False
-    """Compare learning rates on a held-out part of the training split instead."""
     jobs: int | None = None
     """Encoders at a time, each in a process with separate cores. Defaults to at most 4 on CPUs."""
 
@@ -31,23 +26,14 @@ class QuickstartConfig(Config):
         check_range(self, "jobs", at_least=1)
         require(len(self.seeds) > 0, "--seeds: at least one is needed")
 
-    @property
-    def folder(self) -> str:
-        """Folder of the runs, pictures and page."""
-        return self.out or f"{self.runs_dir}/quickstart"
-
 
 @dataclass(frozen=True)
 class SweepOptions(Config):
     """Options to train and evaluate several runs."""
 
-    only: tuple[str, ...] = ()
-    """Names of runs to train, with wildcards such as 'figure7_*seed0'. `--dry-run` prints names."""
     jobs: int = 1
-    """Processes that train at a time, each with separate cores."""
-    vmapped: bool | None = None
-    """Train encoders that differ in scalars only in one program. Defaults to True on accelerators
-    with one job."""
+    """Processes that train at a time, each with separate cores. One job on an accelerator trains
+    encoders that differ in scalars only in one program."""
     retry: bool = False
     """Train failed runs again."""
     seed_offset: int = 0
@@ -59,7 +45,6 @@ class SweepOptions(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "jobs", at_least=1)
-        require(self.jobs == 1 or not self.vmapped, "--vmapped needs --jobs 1")
 
 
 @dataclass(frozen=True)
@@ -77,17 +62,10 @@ class ReproduceConfig(SweepOptions):
     H100. `paper`: the paper's data and settings."""
     dry_run: bool = False
     """Print the runs and train nothing."""
-    out: Path | None = None
-    """Folder of all results. Defaults to RUNS_DIR/reproduce."""
     runs_dir: str = "runs"
-    """Folder of all runs."""
+    """Folder of all runs. Results are in RUNS_DIR/reproduce."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.item is None:
-            refuse(self, ("scale", "only", "dry_run", "retry", "seed_offset"), "needs an ITEM")
-
-    @property
-    def folder(self) -> Path:
-        """Folder of all results."""
-        return self.out or Path(self.runs_dir, "reproduce")
+            refuse(self, ("scale", "dry_run", "retry", "seed_offset"), "needs an ITEM")

@@ -4,9 +4,9 @@ Trains contrastive and align+uniform encoders on the sphere in 32 dimensions, th
 probes them from their checkpoints next to the random initialization, and draws encoders on the
 circle as in Figure 3 of Wang & Isola. Expected on two CPU cores: one to three minutes.
 
-`python run.py quickstart --choose --seeds 0 1 2 3 4 5 6 7` chose the learning rates of RUNS by
-accuracy on a held-out fifth of the training split. The output of both commands is recorded in
-docs/results/quickstart/; the README's table comes from there.
+The result is recorded in docs/results/quickstart/; the README's table comes from there. Its
+choice.json has the accuracies by which the learning rates of RUNS were chosen: 8 seeds of each rate
+on a held-out fifth of the training split.
 """
 
 import itertools
@@ -18,21 +18,19 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments.lib import rates
-from experiments.lib.circle import circle_figure
 from experiments.lib.evaluation import Evaluation
 from experiments.lib.plots import Point, curves
 from experiments.lib.processes import available_cores
-from experiments.lib.records import Rows, group_by
+from experiments.lib.records import Rows
 from experiments.lib.sweep import Run, run_all
 from experiments.options import QuickstartConfig, SweepOptions
 from experiments.wang_isola import figure3
+from experiments.wang_isola.circle import circle_figure
 from hypersphere_jax import theory
 from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, RuntimeConfig, require
 from hypersphere_jax.configs.base import program
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
-from hypersphere_jax.reporting.plots.style import ALIGN_LABEL, UNIFORM_LABEL
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training.metrics import read_metrics
 from hypersphere_jax.utils import xla
@@ -40,7 +38,6 @@ from hypersphere_jax.utils.files import write_json
 
 # Less time than 256 pairs and 50 epochs, and as good on the test split, where they were compared.
 BATCH_SIZE = 128
-RATES = (0.24, 0.48, 0.96, 1.92, 3.84)
 DIM = 32
 # Encoder: (objective, epochs of 10 steps, learning rate for 256 pairs).
 RUNS = {
@@ -76,17 +73,15 @@ ABOUT = (
     "logistic regression on standardized features and 5-NN. Their regularization and the learning "
     "rates were chosen on held-out parts of the training split."
 )
+Scores = Mapping[str, Sequence[Mapping[str, float]]]  # of each seed, by row of the table
 
 
 def main(config: QuickstartConfig, command: str = "") -> None:
-    """Train, evaluate, print the table, and write pictures and page; or choose learning rates."""
+    """Train, evaluate, print the table, and write pictures and page."""
     xla.keep_compiled(RuntimeConfig().cache_dir)  # one program serves all seeds
-    if config.choose:
-        choose(config, command)
-        return
     began = time.monotonic()
-    out = Path(config.folder)
-    rows = carry_out(plan(config.seeds), out, config, command)
+    out = Path(config.runs_dir, "quickstart")
+    rows = carry_out(plan(config.seeds), out, config.jobs, command)
     scores = scores_of(rows)
     print_table(COLUMNS, table_rows(scores), title=TITLE)
     page = write_report(out, scores, rows)
@@ -128,23 +123,22 @@ def make_run(
     return Run(config, {"encoder": name}, evaluation)
 
 
-def carry_out(runs: Sequence[Run], folder: Path, config: QuickstartConfig, command: str) -> Rows:
+def carry_out(runs: Sequence[Run], folder: Path, jobs: int | None, command: str) -> Rows:
     """Train and evaluate encoders, several at a time on CPUs, and return their rows."""
-    jobs = config.jobs
     if jobs is None:
         on_cpu = jax.default_backend() == "cpu"
         jobs = min(MAX_JOBS, len(runs), len(available_cores())) if on_cpu else 1
     print(f"{len(runs)} encoders; the first take longest, because they compile")
-    rows, _ = run_all(lambda rows: [*runs], folder, SweepOptions(jobs=jobs), command)
+    rows = run_all(lambda rows: [*runs], folder, SweepOptions(jobs=jobs), command)
     failed = [f"{row['run']}: {row['reason']}" for row in rows if row["status"] == "failed"]
     require(not failed, "; ".join(failed))
     return rows
 
 
-def scores_of(rows: Rows) -> dict[str, list[dict[str, float]]]:
+def scores_of(rows: Rows) -> Scores:
     """Return the scores of each seed, by row of the table."""
-    groups = figure3.encoders([row for row in rows if row["dim"] == DIM], ENCODERS)
     optimum = theory.uniformity_optimum(DIM, 2.0)
+    groups = figure3.encoders([row for row in rows if row["dim"] == DIM], ENCODERS)
     scores: dict[str, list[dict[str, float]]] = {name: [] for name in groups}
     for name, group in groups.items():
         for row in group:
@@ -153,7 +147,7 @@ def scores_of(rows: Rows) -> dict[str, list[dict[str, float]]]:
     return scores
 
 
-def table_rows(scores: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
+def table_rows(scores: Scores) -> list[list[str]]:
     """Return the rows of the table from the scores of each seed."""
     rows = []
     for name, seeds in scores.items():
@@ -168,24 +162,7 @@ def table_rows(scores: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list
     return rows
 
 
-def choose(config: QuickstartConfig, command: str) -> None:
-    """Print the accuracy of each learning rate on a held-out fifth of the training split."""
-    planned = [run for run in plan(config.seeds) if run.config.dim == DIM]
-    out = Path(config.folder)
-    rows = carry_out(rates.candidates(planned, RATES), out / "choose", config, command)
-    accuracies: dict[str, dict[str, float]] = {}
-    for (name, rate), group in group_by(rows, "encoder", "rate").items():
-        scores = [[row["output_logistic"], row["output_knn5"]] for row in group]
-        accuracies.setdefault(name, {})[f"{rate:g}"] = float(np.mean(scores))
-    write_json(out / "choice.json", {"seeds": config.seeds, "accuracy": accuracies})
-    title = "Accuracy (%), mean of both probes, on a held-out fifth of the training split, by rate"
-    lines = [[name, *by_rate.values()] for name, by_rate in accuracies.items()]
-    print_table(["encoder", *map(str, RATES)], lines, title=title)
-
-
-def write_report(
-    out: Path, scores: Mapping[str, Sequence[Mapping[str, float]]], rows: Rows
-) -> Path:
+def write_report(out: Path, scores: Scores, rows: Rows) -> Path:
     """Write the page with table, pictures of the first seed, and next commands."""
     plane = out / "figures" / "plane.png"
     circle = out / "figures" / "circle.png"
@@ -193,14 +170,12 @@ def write_report(
     points = {}
     for name, seeds in scores.items():
         points[name] = [Point(of["align"], of["uniform"]) for of in seeds]
-    labels = {"xlabel": f"← better    {ALIGN_LABEL}", "ylabel": f"← better    {UNIFORM_LABEL}"}
+    labels = {"xlabel": r"← better   $L_{align}$", "ylabel": r"← better   $L_{uniform}$"}
     optimum = next(iter(scores.values()))[0]["optimum"]
     curves({"": points}, plane, connected=False, levels={"optimum": optimum}, **labels)
     trained = [row for row in rows if row["dim"] == 2]
     initial = [row | {"step": 0} for row in trained]
-    drawn = figure3.features([*trained, *initial])
-    bands = [figure3.band(name, encoder, CIRCLE_CLASSES) for name, encoder in drawn.items()]
-    circle_figure(bands, circle)
+    circle_figure(figure3.bands([*trained, *initial], CIRCLE_CLASSES), circle)
     first = [row for row in rows if row["seed"] == rows[0]["seed"]]
     histories = {row["run"]: read_metrics(Path(row["folder"])) for row in first}
     plots.training_curves(histories, training)

@@ -4,10 +4,11 @@ An item is a file in the folder of its paper, e.g. `wang_isola/figure7.py` for
 `wang-isola/figure7`. It contains
 
     SCALES               the scales at which it can run
-    SETTINGS             columns that distinguish its settings
-    runs(scale, rows)    its runs; `rows` are the results so far, on which later runs may depend
+    SETTINGS             columns that distinguish its settings, if it trains encoders
+    runs(scale, rows)    its runs, if it trains encoders; `rows` are the results so far, on which
+                         later runs may depend
     analyze(rows)        a tidy table: claim, effect, interval, p, verdict
-    plot(rows, path)     its picture, or None
+    plot(rows, path)     its picture, if it has one
 """
 
 import functools
@@ -18,9 +19,9 @@ from pathlib import Path
 from types import ModuleType
 
 from experiments.lib.rates import final
-from experiments.lib.records import Rows, finished, write_csv, write_results
-from experiments.lib.stats import INSTRUMENTS, summarize
-from experiments.lib.sweep import placed, read_rows, run_all
+from experiments.lib.records import Rows, write_csv, write_results
+from experiments.lib.stats import summarize
+from experiments.lib.sweep import Plan, placed, read_rows, run_all
 from experiments.options import ReproduceConfig
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import did_you_mean
@@ -37,17 +38,14 @@ COVERED = {
     "wang-isola/table10": "wang-isola/figure9a",
     "chen/tableD3": "chen/tableD2",
 }
-LAYERS = ("output", "backbone", "fc7", "conv5", "mr", "cr")
 
 
 def item_names() -> list[str]:
     """Return all items by paper, figure2 before figure10."""
     names = []
     for paper in PAPERS:
-        files = (FOLDER / paper.replace("-", "_")).glob("*.py")
-        stems = [
-            f.stem for f in files if re.match(r"(figure|proposition|table|theorem)\w?\d", f.stem)
-        ]
+        stems = [file.stem for file in (FOLDER / paper.replace("-", "_")).glob("*.py")]
+        stems = [s for s in stems if re.match(r"(figure|proposition|table|theorem)\w?\d", s)]
         stems.sort(key=lambda stem: re.sub(r"\d+", lambda number: number[0].zfill(2), stem))
         names += [f"{paper}/{stem.replace('_', '.')}" for stem in stems]
     return names
@@ -63,10 +61,15 @@ def find(item: str) -> ModuleType:
     item = COVERED.get(item, item)
     hint = did_you_mean(item, names) or "; `python run.py reproduce` lists them"
     require(item in names, f"no item {item!r}{hint}")
-    paper, _, stem = item.partition("/")
-    return importlib.import_module(
-        f"experiments.{paper.replace('-', '_')}.{stem.replace('.', '_')}"
-    )
+    path = item.replace("-", "_").replace(".", "_").replace("/", ".")
+    return importlib.import_module(f"experiments.{path}")
+
+
+def plan_of(module: ModuleType, scale: str) -> Plan:
+    """Return the runs of an item as a function of the results so far."""
+    if hasattr(module, "runs"):
+        return functools.partial(module.runs, scale)
+    return lambda rows: []
 
 
 def recorded_folder(item: str, scale: str) -> Path:
@@ -87,15 +90,16 @@ def main(options: ReproduceConfig, command: str = "") -> None:
         raise UserError(message)
     message = f"{options.item} has no --scale {options.scale}: take --scale {scales}"
     require(options.scale in module.SCALES, message)
-    runs_dir = options.folder / options.item.partition("/")[0] / f"runs-{options.scale}"
-    plan = functools.partial(module.runs, options.scale)
+    folder = Path(options.runs_dir, "reproduce")
+    runs_dir = folder / options.item.partition("/")[0] / f"runs-{options.scale}"
+    plan = plan_of(module, options.scale)
     if options.dry_run:
         runs = [placed(run, runs_dir, options) for run in plan([])]
         lines = [{**run.labels, "done": read_rows(run) is not None} for run in runs]
         print_rows(lines, f"{len(runs)} runs; later ones may depend on their results")
         return
-    rows, missing = run_all(plan, runs_dir, options, command)
-    report(module, options.item, rows, len(missing), options.folder / options.item / options.scale)
+    rows = run_all(plan, runs_dir, options, command)
+    report(module, options.item, rows, folder / options.item / options.scale)
 
 
 def print_items() -> None:
@@ -109,30 +113,23 @@ def print_items() -> None:
     print_table(["item", "scales", "recorded", "what"], lines)
 
 
-def report(module: ModuleType, item: str, rows: Rows, unfinished: int, folder: Path) -> None:
+def report(module: ModuleType, item: str, rows: Rows, folder: Path) -> None:
     """Write and print results, analysis and picture."""
     for row in rows:
         if row["status"] == "failed":
             print(f"failed: {row['run']}: {row['reason']}", file=sys.stderr)
     if rows:
         write_results(folder, rows)
-        print_rows(summary(module, rows), f"{item}: means, ± half of the 95% interval")
-    message = f"{unfinished} runs are unfinished; run the command without --only for the analysis"
-    require(unfinished == 0, message)
+        summary = summarize(final(rows), module.SETTINGS)
+        print_rows(summary, f"{item}: means, ± half of the 95% interval")
     lost = failed_settings(module, rows)
     require(not lost, f"no analysis, because all runs of {lost} failed: see {folder}/results.csv")
     table = module.analyze(rows)
     print_rows(table, f"{item}: analysis")
     write_csv(folder / "analysis.csv", table)
-    if module.plot is not None:
+    if hasattr(module, "plot"):
         module.plot(rows, folder / "figure.png")
     print(f"results: {folder}")
-
-
-def summary(module: ModuleType, rows: Rows) -> Rows:
-    """Return mean metrics and accuracies per setting."""
-    scores = [f"{layer}_{instrument}" for layer in LAYERS for instrument in INSTRUMENTS]
-    return summarize(finished(final(rows)), module.SETTINGS, [*LAYERS, *scores])
 
 
 def failed_settings(module: ModuleType, rows: Rows) -> list[tuple]:

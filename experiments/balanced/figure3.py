@@ -9,30 +9,14 @@ laptop: 5 augmentations x 3 seeds, a tenth of CIFAR-10 at 16 pixels; 15 minutes 
 gpu:    5 x 3 encoders, ResNet-18, CIFAR-10, 30 epochs; 40 minutes on one H100 (estimated).
 paper:  5 encoders of ImageNet (ResNet-50, 100 epochs).
 Result (laptop): inconclusive. Rotation has the lowest bias here, and accuracies differ by less than
-their intervals.
-
-Ten of the 120 orders of five augmentations have a correlation of 0.9 or more in absolute value, so
-only a correlation of -1 can be significant (p = 1/60).
+their intervals. Of 120 orders, only a correlation of -1 can be significant (p = 1/60).
 """
 
 import itertools
 from pathlib import Path
 
 from experiments.balanced import settings
-from experiments.lib.plots import accuracy_lines, curves
-from experiments.lib.ranks import setting_correlation
-from experiments.lib.records import Rows, column, correct, finished, group_by
-from experiments.lib.stats import (
-    Claim,
-    Comparison,
-    Estimate,
-    columns_of,
-    judge,
-    judge_accuracies,
-    layers_of,
-    resample,
-)
-from experiments.lib.sweep import Run
+from experiments.lib import Rows, Run, plots, ranks, records, stats
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("augmentation",)
@@ -59,40 +43,39 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 
 def analyze(rows: Rows) -> Rows:
     """Correlate bias and accuracy on each layer, and compare the base with each augmentation."""
-    groups = group_by(rows, "augmentation")
+    groups = records.group_by(rows, "augmentation")
+    others = [label for label in groups if label != BASE]
     claims = [
-        Claim(f"base is better than {label}", groups[BASE], group)
-        for label, group in groups.items()
-        if label != BASE
+        stats.Claim(f"base is better than {label}", groups[BASE], groups[label]) for label in others
     ]
+    text = "a lower bias goes with a higher accuracy (rank correlation)"
     table: Rows = []
-    for layer in layers_of(finished(rows)):
+    for layer in stats.layers_of(records.finished(rows)):
         estimates = {
             name: bias_correlation([*groups.values()], score)
-            for name, score in columns_of(layer).items()
+            for name, score in stats.columns_of(layer).items()
         }
-        text = "a lower bias goes with a higher accuracy (rank correlation)"
-        table += judge([Comparison(text, estimates, expected=-1, labels={"layer": layer})])
-        table += judge_accuracies(claims, [layer])
+        table += stats.judge([stats.Comparison(text, estimates, -1, labels={"layer": layer})])
+        table += stats.judge_accuracies(claims, [layer])
     return table
 
 
-def bias_correlation(groups: list[Rows], score: str) -> Estimate:
+def bias_correlation(groups: list[Rows], score: str) -> stats.Estimate:
     """Return the rank correlation of bias and accuracy over augmentations."""
-    biases = [column(group, "prototype_bias") for group in groups]
-    rights = [correct(group, score) for group in groups]
-    drawn_accuracies, drawn_biases = resample(rights, biases)
+    biases = [records.column(group, "prototype_bias") for group in groups]
+    rights = [records.correct(group, score) for group in groups]
+    drawn_accuracies, drawn_biases = stats.resample(rights, biases)
     means = ([bias.mean() for bias in biases], [right.mean() for right in rights])
-    estimate = setting_correlation(*means, drawn_biases, drawn_accuracies)
+    estimate = ranks.setting_correlation(*means, drawn_biases, drawn_accuracies)
     return estimate._replace(single_seed=min(map(len, biases)) == 1)
 
 
 def plot(rows: Rows, path: Path) -> None:
     """Draw accuracy over bias by each instrument."""
     panels: dict[str, dict] = {}
-    for label, group in group_by(rows, "augmentation").items():
-        bias = column(group, "prototype_bias").mean()
-        for instrument, points in accuracy_lines({bias: group}, "backbone").items():
+    for label, group in records.group_by(rows, "augmentation").items():
+        bias = records.column(group, "prototype_bias").mean()
+        for instrument, points in plots.accuracy_lines({bias: group}, "backbone").items():
             panels.setdefault(instrument, {})[label] = points
     labels = {"xlabel": "prototype representation bias", "ylabel": "accuracy (%)"}
-    curves(panels, path, connected=False, **labels)
+    plots.curves(panels, path, connected=False, **labels)

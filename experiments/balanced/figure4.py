@@ -17,25 +17,23 @@ from pathlib import Path
 
 from experiments.balanced import settings
 from experiments.balanced.settings import BALANCED, GENERALIZED, NAMES
-from experiments.lib import rates
-from experiments.lib.plots import heat_maps
-from experiments.lib.records import Rows, column, correct, group_by
-from experiments.lib.stats import Claim, columns_of, judge_accuracies
-from experiments.lib.sweep import Run
+from experiments.lib import Rows, Run, plots, rates, records, stats
+from experiments.lib.records import column
 from hypersphere_jax.configs import PretrainConfig
 
 SCALES = ("laptop", "paper")
 SETTINGS = ("kind", "alpha", "lam")
 VALUES = (1, 2, 4, 8)
-FRESH_SEEDS = {"laptop": range(5, 15), "gpu": range(5, 10)}
-FIRST_FRESH = 5
+FIRST_FRESH = 5  # seed
 
 
 def runs(scale: str, rows: Rows) -> list[Run]:
     """Return candidates of each alpha's rate, the grid, then the selected cells again."""
     if scale == "paper":
         return grid(settings.IMAGENET, seeds=(0,))
-    return selected_again(settings.DIGITS, scale, rows, seeds=range(5))
+    planned = chosen_grid(rows, seeds=range(FIRST_FRESH))
+    again = selected_again(settings.DIGITS, planned, rows, range(FIRST_FRESH, 15))
+    return [*planned, *rates.at_chosen(again, rows, "alpha")]
 
 
 def grid(base: PretrainConfig, seeds: Sequence[int]) -> list[Run]:
@@ -44,30 +42,28 @@ def grid(base: PretrainConfig, seeds: Sequence[int]) -> list[Run]:
     return [settings.grid_run(base, *cell) for cell in cells]
 
 
-def chosen_grid(base: PretrainConfig, scale: str, rows: Rows, seeds: Sequence[int]) -> list[Run]:
-    """Return the grid, at laptop scale at a rate per alpha that is chosen at two values of lambda.
+def chosen_grid(rows: Rows, seeds: Sequence[int]) -> list[Run]:
+    """Return the grid of digits at a rate per alpha that is chosen at two values of lambda.
 
     The grid follows when the candidates have ended.
     """
-    if scale == "gpu":
-        return grid(base, seeds)
-    first = [settings.grid_run(base, *cell) for cell in itertools.product(NAMES, VALUES, (1, 4))]
-    candidates = rates.candidates(first, settings.RATES[scale])
-    return rates.choose_then_train(candidates, grid(base, seeds), rows, "alpha")
+    cells = itertools.product(NAMES, VALUES, (1, 4))
+    first = [settings.grid_run(settings.DIGITS, *cell) for cell in cells]
+    candidates = rates.candidates(first, settings.RATES["laptop"])
+    return rates.choose_then_train(candidates, grid(settings.DIGITS, seeds), rows, "alpha")
 
 
-def selected_again(base: PretrainConfig, scale: str, rows: Rows, seeds: Sequence[int]) -> list[Run]:
-    """Return the grid and, when it has ended, the selected cells with fresh seeds."""
-    planned = chosen_grid(base, scale, rows, seeds)
+def selected_again(
+    base: PretrainConfig, planned: Sequence[Run], rows: Rows, seeds: Sequence[int]
+) -> list[Run]:
+    """Return the selected cells with fresh seeds when the planned grid has ended."""
     if not rates.is_complete(planned, rows) or not rates.final(rows):
-        return planned
-    again = []
-    for loss, cells in selected_cells(rows).items():
-        for cell, seed in itertools.product(cells, FRESH_SEEDS[scale]):
-            again.append(settings.grid_run(base, loss, *cell, seed))
-    if scale == "laptop":
-        again = rates.at_chosen(again, rows, "alpha")
-    return [*planned, *again]
+        return []
+    return [
+        settings.grid_run(base, loss, *cell, seed)
+        for loss, cells in selected_cells(rows).items()
+        for cell, seed in itertools.product(cells, seeds)
+    ]
 
 
 def selected_cells(rows: Rows) -> dict[str, list[tuple[int, int]]]:
@@ -76,9 +72,9 @@ def selected_cells(rows: Rows) -> dict[str, list[tuple[int, int]]]:
     The best has the highest mean accuracy of logistic regression on held-out training images.
     """
     selected = {}
-    for loss, group in group_by(rates.final(rows), "kind").items():
+    for loss, group in records.group_by(rates.final(rows), "kind").items():
         first = [row for row in group if row["seed"] < FIRST_FRESH]
-        cells = group_by(first, "alpha", "lam")
+        cells = records.group_by(first, "alpha", "lam")
         held_out = {cell: column(of, "backbone_logistic_cv").mean() for cell, of in cells.items()}
         weighted = [cell for cell in cells if cell[1] > 1]
         plain = [cell for cell in cells if cell[1] == 1]
@@ -91,24 +87,22 @@ def analyze(rows: Rows) -> Rows:
     selected = selected_cells(rows)
     final = rates.final(rows)
     fresh = [row for row in final if row["seed"] >= FIRST_FRESH]
-    groups = group_by(fresh or final, "kind", "alpha", "lam")
+    groups = records.group_by(fresh or final, "kind", "alpha", "lam")
     pairs = {}
     for loss, (best, plain) in selected.items():
         names = f"alpha {best[0]}, lambda {best[1]} is better than alpha {plain[0]}, lambda 1"
         pairs[f"{NAMES[loss]}: {names}"] = ((loss, *best), (loss, *plain))
     both = [(loss, *selected[loss][0]) for loss in (BALANCED, GENERALIZED)]
     pairs["balanced contrastive is better than generalized NT-Xent"] = (both[0], both[1])
-    claims = [Claim(claim, groups[a], groups[b]) for claim, (a, b) in pairs.items()]
-    return judge_accuracies(claims)
+    claims = [stats.Claim(claim, groups[a], groups[b]) for claim, (a, b) in pairs.items()]
+    return stats.judge_accuracies(claims)
 
 
 def plot(rows: Rows, path: Path) -> None:
-    """Draw accuracies before the head."""
+    """Draw accuracies before the head over lambda, a line per alpha."""
     first = [row for row in rates.final(rows) if row["seed"] < FIRST_FRESH]
-    maps = {}
-    for loss, group in group_by(first, "kind").items():
-        cells = group_by(group, "alpha", "lam")
-        for instrument, score in columns_of("backbone").items():
-            means = {cell: 100 * correct(of, score).mean() for cell, of in cells.items()}
-            maps[f"{NAMES[loss]}, {instrument}"] = means
-    heat_maps(maps, path, row="alpha", column="lambda")
+    groups = {}
+    for (loss, alpha), group in records.group_by(first, "kind", "alpha").items():
+        groups[f"{NAMES[loss]}, alpha {alpha}"] = group
+    panels = plots.accuracy_panels(groups, "lam", ["backbone"])
+    plots.curves(panels, path, xlabel="lambda", ylabel="accuracy (%)")

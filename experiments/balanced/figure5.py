@@ -12,8 +12,7 @@ Not run.
 """
 
 from experiments.balanced import figure4, settings
-from experiments.lib.records import Rows
-from experiments.lib.sweep import Run
+from experiments.lib import Rows, Run
 
 SCALES = ("gpu", "paper")
 SETTINGS = figure4.SETTINGS
@@ -26,4 +25,5 @@ def runs(scale: str, rows: Rows) -> list[Run]:
     """Return the grid, then the selected cells again."""
     if scale == "paper":
         return figure4.grid(settings.CIFAR10, seeds=(0,))
-    return figure4.selected_again(GPU, scale, rows, seeds=(0,))
+    planned = figure4.grid(GPU, seeds=(0,))
+    return [*planned, *figure4.selected_again(GPU, planned, rows, range(5, 10))]

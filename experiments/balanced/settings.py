@@ -10,9 +10,8 @@ here.
 
 from typing import Any
 
-from experiments.lib import laptop
-from experiments.lib.evaluation import Evaluation
-from experiments.lib.sweep import Run
+from experiments import laptop
+from experiments.lib import Evaluation, Run
 from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig
 
 BALANCED = "balanced_contrastive"

@@ -17,25 +17,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from experiments.balanced import settings
-from experiments.lib import rates
-from experiments.lib.records import Rows, correct, finished
-from experiments.lib.stats import (
-    PAPER_PROBE,
-    Claim,
-    Comparison,
-    Estimate,
-    columns_of,
-    contrast,
-    judge,
-    judge_accuracies,
-    layers_of,
-)
-from experiments.lib.sweep import Run
-from experiments.lib.tables import printed_column
+from experiments.lib import Rows, Run, rates, records, stats, tables
+from experiments.lib.stats import Estimate
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("similarity", "step")
-plot = None
 COSINE = "cosine"
 INITIAL = "random initialization"
 # Names as in the table.
@@ -46,24 +32,9 @@ BASES = {"laptop": settings.GRAY, "gpu": settings.GPU, "paper": settings.IMAGENE
 SEEDS = {"laptop": range(5), "gpu": range(3), "paper": range(1)}
 
 
-def similarity_runs(scale: str, seeds: Sequence[int]) -> list[Run]:
-    """Return NT-Xent with each similarity."""
-    printed = printed_column("balanced/table1", "linear_top1", "similarity_measure")
-    planned = []
-    for (label, similarity), seed in itertools.product(SIMILARITIES.items(), seeds):
-        objective = settings.SIMCLR.replace(similarity=similarity)
-        labels = {"similarity": label, "paper_top1": printed[label]}
-        name = f"nt_xent_{similarity}" if similarity else "nt_xent"
-        planned.append(settings.make_run(BASES[scale], name, objective, seed, **labels))
-    return planned
-
-
 def runs(scale: str, rows: Rows) -> list[Run]:
     """Return candidates of each similarity's rate, then the encoders."""
-    planned = []
-    for run in similarity_runs(scale, SEEDS[scale]):
-        # The random initialization is the same for all similarities.
-        planned.append(run.evaluated(initial=run.labels["similarity"] == COSINE))
+    planned = similarity_runs(scale, SEEDS[scale])
     if scale == "paper":
         return planned
     tried = (*LOW_RATES, *settings.RATES[scale])
@@ -71,26 +42,38 @@ def runs(scale: str, rows: Rows) -> list[Run]:
     return rates.choose_then_train(candidates, planned, rows, "similarity")
 
 
+def similarity_runs(scale: str, seeds: Sequence[int]) -> list[Run]:
+    """Return NT-Xent with each similarity."""
+    printed = tables.printed_column("balanced/table1", "linear_top1", "similarity_measure")
+    planned = []
+    for (label, similarity), seed in itertools.product(SIMILARITIES.items(), seeds):
+        objective = settings.SIMCLR.replace(similarity=similarity)
+        labels = {"similarity": label, "paper_top1": printed[label]}
+        name = f"nt_xent_{similarity}" if similarity else "nt_xent"
+        run = settings.make_run(BASES[scale], name, objective, seed, **labels)
+        # The random initialization is the same for all similarities.
+        planned.append(run.evaluated(initial=label == COSINE))
+    return planned
+
+
 def analyze(rows: Rows) -> Rows:
     """Compare cosine with the others, and their gains with a tenth of cosine's gain."""
-    done = finished(rates.final(rows))
-    groups = {
-        label: [row for row in done if row["similarity"] == label and row["step"]]
-        for label in SIMILARITIES
-    }
+    done = records.finished(rates.final(rows))
+    groups = records.group_by([row for row in done if row["step"]], "similarity")
     groups[INITIAL] = [row for row in done if not row["step"]]
     others = [label for label in SIMILARITIES if label != COSINE]
     better = [
-        Claim(f"cosine is better than {label}", groups[COSINE], groups[label]) for label in others
+        stats.Claim(f"cosine is better than {label}", groups[COSINE], groups[label])
+        for label in others
     ]
     table: Rows = []
-    for layer in layers_of(done):
+    for layer in stats.layers_of(done):
         little = []
         for label in others:
             gains = gain_beyond_nothing(groups, label, layer)
             claim = f"{label} gains less than a tenth of cosine's gain; gain beyond that"
-            little.append(Comparison(claim, gains, expected=-1, labels={"layer": layer}))
-        table += judge_accuracies(better, [layer]) + judge(little)
+            little.append(stats.Comparison(claim, gains, expected=-1, labels={"layer": layer}))
+        table += stats.judge_accuracies(better, [layer]) + stats.judge(little)
     return table
 
 
@@ -98,8 +81,8 @@ def gain_beyond_nothing(groups: Mapping[str, Rows], label: str, layer: str) -> d
     """Return how far a gain over the random initialization exceeds a tenth of cosine's."""
     weights = {label: 1, COSINE: -NOTHING, INITIAL: NOTHING - 1}
     estimates = {}
-    for instrument, score in columns_of(layer).items():
-        if instrument != PAPER_PROBE:
-            rights = [correct(groups[name], score) for name in weights]
-            estimates[instrument] = contrast(rights, [*weights.values()])
+    for instrument, score in stats.columns_of(layer).items():
+        if instrument != stats.PAPER_PROBE:
+            rights = [records.correct(groups[name], score) for name in weights]
+            estimates[instrument] = stats.contrast(rights, [*weights.values()])
     return estimates

@@ -17,15 +17,11 @@ from collections.abc import Sequence
 
 from experiments.balanced import settings
 from experiments.balanced.settings import NAMES
-from experiments.lib import rates
-from experiments.lib.records import Rows, group_by
-from experiments.lib.stats import Claim, judge_accuracies
-from experiments.lib.sweep import Run
+from experiments.lib import Rows, Run, rates, records, stats
 from hypersphere_jax.configs import PretrainConfig
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("data", "kind", "loss")
-plot = None
 BEST = {
     "imagenet2012": settings.BEST_IMAGENET,
     "digits": settings.BEST_IMAGENET,
@@ -68,10 +64,10 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 
 def analyze(rows: Rows) -> Rows:
     """Compare the losses with NT-Xent on each layer; Holm's correction counts all data sets."""
-    groups = group_by(rates.final(rows), "data", "kind")
+    groups = records.group_by(rates.final(rows), "data", "kind")
     claims = []
     for (data, kind), group in groups.items():
         if kind != "nt_xent":
             text = f"{NAMES[kind]} is better than NT-Xent"
-            claims.append(Claim(text, group, groups[data, "nt_xent"], {"data": data}))
-    return judge_accuracies(claims)
+            claims.append(stats.Claim(text, group, groups[data, "nt_xent"], {"data": data}))
+    return stats.judge_accuracies(claims)

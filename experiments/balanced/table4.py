@@ -8,23 +8,17 @@ same size (ImageNet-LT: 115,846 images, 1,280 to 5 per class).
 laptop: 5 draws of each subset of CIFAR-10 at 16 pixels; 10 minutes on one CPU core.
 gpu:    5 draws of each subset, ResNet-18, 100 epochs; 20 minutes on one H100 (estimated).
 paper:  2 encoders of ImageNet (ResNet-50, 100 epochs).
-Result (laptop): inconclusive; differences are below 0.4 points.
-
-All encoders are probed with the same balanced training images, so a difference is due to the
-encoder and not to the classifier's training set. The paper does not say which images it uses.
+Result (laptop): inconclusive; differences are below 0.4 points. All encoders are probed with the
+same balanced training images; the paper does not say which images it uses.
 """
 
 import itertools
 
 from experiments.balanced import settings
-from experiments.lib.records import Rows, group_by
-from experiments.lib.stats import Claim, judge_accuracies
-from experiments.lib.sweep import Run
-from experiments.lib.tables import printed_column
+from experiments.lib import Rows, Run, records, stats, tables
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("classes",)
-plot = None
 GPU = settings.GPU.replace(epochs=100)
 BASES = {"laptop": settings.SUBSETS, "gpu": GPU, "paper": settings.IMAGENET}
 PROBE_SIZES = {"laptop": 5000, "gpu": 5000, "paper": 115_846}
@@ -33,7 +27,7 @@ SUBSETS = {"uniform": "uniform", "long-tailed": "long_tailed"}  # names as in th
 
 def runs(scale: str, rows: Rows) -> list[Run]:
     """Return encoders of each subset; each seed draws another subset."""
-    printed = printed_column("balanced/table4", "linear_top1", "class_distribution")
+    printed = tables.printed_column("balanced/table4", "linear_top1", "class_distribution")
     seeds = range(1) if scale == "paper" else range(5)
     planned = []
     for (label, subset), seed in itertools.product(SUBSETS.items(), seeds):
@@ -46,6 +40,6 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 
 def analyze(rows: Rows) -> Rows:
     """Compare balanced with long-tailed training data, on each layer."""
-    groups = group_by(rows, "classes")
+    groups = records.group_by(rows, "classes")
     text = "balanced training data are better than long-tailed data"
-    return judge_accuracies([Claim(text, groups["uniform"], groups["long-tailed"])])
+    return stats.judge_accuracies([stats.Claim(text, groups["uniform"], groups["long-tailed"])])

@@ -14,86 +14,62 @@ Result (laptop): supported for all anchors that meet the assumption (99.97%). Th
 to 0.212, and closes as the views of an image come together.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from experiments.balanced import figure4, figure5, settings
-from experiments.lib import rates
-from experiments.lib.evaluation import view_features
-from experiments.lib.records import Rows, group_by
-from experiments.lib.stats import check
-from experiments.lib.sweep import Run
-from hypersphere_jax import theory
+from experiments.lib import Rows, Run, rates, records, stats
+from hypersphere_jax import data, theory
+from hypersphere_jax.data.subsets import uniform
+from hypersphere_jax.evaluation.features import pair_features
+from hypersphere_jax.training import distributed, run_dir
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = figure4.SETTINGS
-plot = None
 PAIRS = 9  # pairs of views; 16 views estimate the expectation over augmentations, one is the anchor
 PER_CLASS = 100
 ROUNDING = 1e-5  # tolerance for float32 sums that are divided by nu
 attracting_bound = jax.jit(theory.attracting_bound)
 
 
-class Sides(NamedTuple):
-    """Both sides of a bound for each anchor `[n]`, and where its condition is met."""
-
-    left: np.ndarray
-    right: np.ndarray
-    allowed: np.ndarray
-
-    @property
-    def holds(self) -> np.ndarray:
-        return self.left <= self.right + ROUNDING
-
-    @property
-    def mean_gap(self) -> float:
-        return float((self.right - self.left).mean())
-
-
 def runs(scale: str, rows: Rows) -> list[Run]:
     """Return the encoders of Figure 4 (one seed), or of Figure 5 at gpu scale."""
     if scale == "laptop":
-        return figure4.chosen_grid(settings.DIGITS, scale, rows, seeds=(0,))
+        return figure4.chosen_grid(rows, seeds=(0,))
     if scale == "gpu":
         return figure4.grid(figure5.GPU, seeds=(0,))
     best = settings.BEST_IMAGENET.items()
     return [settings.grid_run(settings.IMAGENET, loss, *cell) for loss, cell in best]
 
 
-def measure(
-    rows: Rows, bound: Callable[[float, np.ndarray, np.ndarray, np.ndarray], Sides]
-) -> list[tuple[dict, Sides]]:
-    """Return labels and sides of a bound per encoder, which is read from its checkpoint.
+def features(rows: Rows) -> Iterator[tuple[dict, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield labels, anchors `[n, d]`, views `[16, n, d]` and classes `[n]` of each encoder.
 
-    Args:
-      rows: finished runs with their folders.
-      bound: (alpha, anchors `[n, d]`, views `[16, n, d]`, labels `[n]`) -> sides.
+    The views are random ones of test images, equally many per class, by the encoder's checkpoint.
     """
-    measured = []
-    for (loss, alpha, lam), (row, *_) in group_by(rates.final(rows), *SETTINGS).items():
-        views, classes = view_features(Path(row["folder"]), PAIRS, PER_CLASS)
-        sides = bound(float(alpha), views[-2], views[:-2], classes)
-        measured.append(({"loss": loss, "alpha": alpha, "lam": lam}, sides))
-    return measured
-
-
-def attracting_sides(
-    alpha: float, anchors: np.ndarray, views: np.ndarray, classes: np.ndarray
-) -> Sides:
-    """Return both sides for each anchor, and where Assumption 4.3 holds."""
-    return Sides(*map(np.asarray, attracting_bound(anchors, views)))
+    devices = distributed.local_devices(1)
+    for (loss, alpha, lam), (row, *_) in records.group_by(rates.final(rows), *SETTINGS).items():
+        encoder = run_dir.load_encoder(Path(row["folder"]))
+        test = run_dir.test_split(data.load(encoder.config))
+        classes, sizes = np.unique(test.labels[test.labels >= 0], return_counts=True)
+        images = uniform(test, 0, min(int(sizes.min()), PER_CLASS) * len(classes))
+        pairs = [pair_features(encoder, images, devices, seed) for seed in range(PAIRS)]
+        views = np.concatenate(pairs)
+        labels = {"loss": loss, "alpha": alpha, "lam": lam}
+        yield labels, views[-2], views[:-2], np.searchsorted(classes, images.labels)
 
 
 def analyze(rows: Rows) -> Rows:
     """Check the bound on the anchors of each encoder."""
     table = []
-    for labels, sides in measure(rows, attracting_sides):
-        holds = bool(sides.holds[sides.allowed].all())
-        labels["assumption_percent"] = 100 * float(sides.allowed.mean())
+    for labels, anchors, views, _ in features(rows):
+        left, right, allowed = map(np.asarray, attracting_bound(anchors, views))
+        holds = (left <= right + ROUNDING)[allowed].all()
+        gap = (right - left).mean()
+        percent = 100 * float(allowed.mean())
         claim = "the bound holds under Assumption 4.3; mean gap"
-        table.append(check(claim, holds, sides.mean_gap, **labels))
+        table.append(stats.check(claim, bool(holds), gap, **labels, assumption_percent=percent))
     return table

@@ -9,8 +9,7 @@ laptop: 6 settings x 5 seeds on digits, rates chosen on training data; 13 minute
 gpu:    6 settings x 3 seeds, ResNet-18, CIFAR-10, 30 epochs; 50 minutes on one H100 (estimated).
 paper:  6 settings (ResNet-50, 100 epochs). The paper's own values are in its picture only.
 Result (laptop): supported for SWD; inconclusive for NT-Xent, although L_uniform falls in all steps.
-
-The distance is Kolmogorov-Smirnov's along 16 random directions, tested by Welch's t over seeds.
+The distance is Kolmogorov-Smirnov's along 16 random directions, tested over seeds.
 """
 
 import itertools
@@ -21,19 +20,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.chen import settings
-from experiments.lib import rates
-from experiments.lib.plots import new_figure, printed
-from experiments.lib.records import Rows, column, group_by
-from experiments.lib.stats import Comparison, judge, seed_difference
-from experiments.lib.sweep import Run
+from experiments.chen.settings import LOSSES, NT_XENT, SWD
+from experiments.lib import Rows, Run, plots, rates, records, stats
 from hypersphere_jax.reporting.plots.style import COLORS, save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("group", "label")
-SWD = "SWD (uniform hypersphere)"
 ENCODERS = {
-    SWD: {f"lambda {lam:g}": settings.swd("hypersphere", lam) for lam in (0.05, 0.5, 5.0)},
-    "NT-Xent": {f"tau {tau:g}": settings.nt_xent(tau) for tau in (2.0, 0.5, 0.1)},
+    SWD: {f"lambda {lam:g}": LOSSES[SWD].replace(loss_lam=lam) for lam in (0.05, 0.5, 5.0)},
+    NT_XENT: {f"tau {tau:g}": LOSSES[NT_XENT].replace(loss_tau=tau) for tau in (2.0, 0.5, 0.1)},
 }
 BASES = {"laptop": settings.LAPTOP, "gpu": settings.GPU, "paper": settings.CIFAR10}
 SEEDS = {"laptop": range(5), "gpu": range(3), "paper": range(1)}
@@ -59,27 +54,27 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 
 def analyze(rows: Rows) -> Rows:
     """Test each step to more of the spreading term, by the distance and by L_uniform."""
-    groups = group_by(rates.final(rows), "group", "label")
+    groups = records.group_by(rates.final(rows), "group", "label")
     table: Rows = []
     for metric, name in METRICS.items():
         comparisons = []
         for group, members in ENCODERS.items():
             for before, after in itertools.pairwise(members):
-                sides = [column(groups[group, label], name) for label in (after, before)]
-                estimates = {metric: seed_difference(*sides)}
+                sides = [records.column(groups[group, label], name) for label in (after, before)]
+                estimates = {metric: stats.seed_difference(*sides)}
                 claim = f"{metric} falls from {before} to {after}"
-                comparisons.append(Comparison(claim, estimates, -1, labels={"loss": group}))
-        table += judge(comparisons)
+                comparisons.append(stats.Comparison(claim, estimates, -1, labels={"loss": group}))
+        table += stats.judge(comparisons)
     return table
 
 
-@printed
+@plots.printed
 def plot(rows: Rows, path: Path) -> Figure:
     """Draw histograms of the first seed, a row per encoder and a column per direction."""
-    groups = group_by(rates.final(rows), "group", "label")
+    groups = records.group_by(rates.final(rows), "group", "label")
     first = {key: members[0] for key, members in groups.items()}
     columns = len(next(iter(first.values()))["projection_counts"].split("; "))
-    figure, grid = new_figure(len(first), columns, 0.75, sharex=True, sharey=True)
+    figure, grid = plots.new_figure(len(first), columns, 0.75, sharex=True, sharey=True)
     x = np.linspace(-4, 4, 201)
     normal = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     for places, ((group, label), row) in zip(grid, first.items(), strict=True):

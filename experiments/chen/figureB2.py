@@ -20,13 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.chen import settings
-from experiments.lib import rates
-from experiments.lib.plots import heat_maps
-from experiments.lib.ranks import setting_correlation
-from experiments.lib.records import Rows, correct, group_by
-from experiments.lib.stats import Comparison, Estimate, columns_of, judge, layers_of, resample
-from experiments.lib.sweep import Run
-from experiments.lib.tables import printed_column, table_rows
+from experiments.lib import Rows, Run, plots, ranks, rates, records, stats, tables
+from experiments.lib.stats import Estimate
 from hypersphere_jax.configs import PretrainConfig
 
 SCALES = ("laptop", "gpu", "paper")
@@ -39,10 +34,8 @@ LAMBDAS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0)  # 6 of its 12
 def runs(scale: str, rows: Rows) -> list[Run]:
     """Return candidates of each temperature's rate, then the grid."""
     if scale == "paper":
-        return [
-            settings.row_run(row, tau=row.values["tau"], lam=row.values["lambda"])
-            for row in table_rows(FIGURE)
-        ]
+        printed = tables.table_rows(FIGURE)
+        return [settings.row_run(r, tau=r.values["tau"], lam=r.values["lambda"]) for r in printed]
     if scale == "gpu":
         cells = itertools.product(TAUS[2:], LAMBDAS[1:5], range(2))
         return [cell_run(settings.SHORT[scale], *cell) for cell in cells]
@@ -59,40 +52,36 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 
 def cell_run(base: PretrainConfig, tau: float, lam: float, seed: int) -> Run:
     """Return the run of a cell of the grid."""
-    paper = printed_column(FIGURE, "top1", "tau", "lambda").get((tau, lam))
+    paper = tables.printed_column(FIGURE, "top1", "tau", "lambda").get((tau, lam))
     labels = {"tau": tau, "lam": lam, "paper_top1": paper}
-    objective = settings.decoupled(tau, lam, self_similarity=True)
+    objective = settings.NOTEBOOK.replace(loss_tau=tau, loss_lam=lam)
     return settings.loss_run(base, f"decoupled_tau{tau:g}_lam{lam:g}", objective, seed, **labels)
 
 
 def analyze(rows: Rows) -> Rows:
     """Correlate temperature and best weight, on each layer."""
-    groups = group_by(rates.final(rows), "tau", "lam")
+    cells = records.group_by(rates.final(rows), "tau", "lam")
     table: Rows = []
-    for layer in layers_of(next(iter(groups.values()))):
-        estimates = {}
-        for instrument, score in columns_of(layer).items():
-            cells = {cell: correct(group, score) for cell, group in groups.items()}
-            estimates[instrument] = best_weight_correlation(cells)
+    for layer in stats.layers_of(next(iter(cells.values()))):
+        estimates = {
+            instrument: best_weight_correlation(cells, score)
+            for instrument, score in stats.columns_of(layer).items()
+        }
         claim = "the best weight rises with the temperature (rank correlation)"
-        table += judge([Comparison(claim, estimates, labels={"layer": layer})])
+        table += stats.judge([stats.Comparison(claim, estimates, labels={"layer": layer})])
     return table
 
 
-def best_weight_correlation(cells: Mapping[tuple[float, float], np.ndarray]) -> Estimate:
-    """Return the rank correlation of temperature and best weight.
-
-    Args:
-      cells: (tau, lambda) -> booleans `[seeds, n]`, a full grid.
-    """
+def best_weight_correlation(cells: Mapping[tuple[float, float], Rows], score: str) -> Estimate:
+    """Return the rank correlation of temperature and best weight on a grid of (tau, lambda)."""
     taus = sorted({tau for tau, _ in cells})
     lams = sorted({lam for _, lam in cells})
-    ordered = [cells[cell] for cell in itertools.product(taus, lams)]
+    ordered = [records.correct(cells[cell], score) for cell in itertools.product(taus, lams)]
     means = np.array([of.mean() for of in ordered]).reshape(len(taus), len(lams), 1)
-    drawn, _ = resample(ordered)
+    drawn, _ = stats.resample(ordered, [np.zeros(len(of)) for of in ordered])
     drawn_best = best_columns(drawn.reshape(len(taus), len(lams), -1))
     drawn_taus = np.broadcast_to(np.array(taus)[:, None], drawn_best.shape)
-    estimate = setting_correlation(taus, best_columns(means)[:, 0], drawn_taus, drawn_best)
+    estimate = ranks.setting_correlation(taus, best_columns(means)[:, 0], drawn_taus, drawn_best)
     return estimate._replace(single_seed=min(map(len, ordered)) == 1)
 
 
@@ -107,11 +96,8 @@ def best_columns(accuracies: np.ndarray) -> np.ndarray:
 
 
 def plot(rows: Rows, path: Path) -> None:
-    """Draw the grid by each instrument."""
-    groups = group_by(rates.final(rows), "tau", "lam")
-    grids = {}
-    for layer in layers_of(next(iter(groups.values()))):
-        for instrument, score in columns_of(layer).items():
-            means = {cell: 100 * correct(of, score).mean() for cell, of in groups.items()}
-            grids[f"{layer}: {instrument}"] = means
-    heat_maps(grids, path, row="tau", column="lambda")
+    """Draw accuracies over lambda, a line per temperature."""
+    groups = {f"tau {t:g}": of for t, of in records.group_by(rates.final(rows), "tau").items()}
+    labels = {"xlabel": "lambda", "ylabel": "accuracy (%)"}
+    panels = plots.accuracy_panels(groups, "lam")
+    plots.curves(panels, path, sharey="row", xscale="log", **labels)

@@ -11,32 +11,27 @@ gpu:    3 x 2 x 6 settings x 3 seeds, ResNet-18, 10 epochs; 40 minutes on one H1
 paper:  ResNet-18, 400 epochs. Its temperatures, batches and bits are in its picture only.
 Result (laptop): supported for LogSumExp at tau 0.5 and for SWD; not supported at tau 0.1.
 
-A loss is saturated by 8 bits if they gain more than 95% of the gain of the most bits. The scale is
-0 for equal outputs and 1 for uniform points. Tests are over seeds; no test data take part.
+A loss is saturated by 8 bits if they gain more than 95% of the gain of the most bits. Tests are
+over seeds; no test data take part.
 """
 
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from experiments.chen import settings
-from experiments.lib.evaluation import Evaluation
-from experiments.lib.plots import curves, point
-from experiments.lib.records import Rows, group_by
-from experiments.lib.stats import Comparison, Estimate, judge, seed_difference
-from experiments.lib.sweep import Run
+from experiments.chen.settings import SWD
+from experiments.lib import Evaluation, Rows, Run, plots, records, stats
 from hypersphere_jax import theory
 from hypersphere_jax.configs import ObjectiveConfig
 from hypersphere_jax.losses import prior_matching_loss
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("name", "batch", "bits")
-SWD = "SWD (uniform hypersphere)"
 LOSSES = {
     "LogSumExp, tau 0.1": ObjectiveConfig(loss="logsumexp", loss_tau=0.1),
     "LogSumExp, tau 0.5": ObjectiveConfig(loss="logsumexp", loss_tau=0.5),
@@ -71,11 +66,17 @@ def runs(scale: str, rows: Rows) -> list[Run]:
     return planned
 
 
-def gained(row: Mapping) -> float:
-    """Return how far the loss came: 0 for equal outputs, 1 for uniform outputs."""
-    worst, best = reference(row["name"], row["batch"], row["dim"])
-    loss = row["final_loss"] / LOSSES[row["name"]].loss_factor
-    return (worst - loss) / (worst - best)
+def gains(rows: Rows) -> dict[tuple[str, int], dict[int, np.ndarray]]:
+    """Return the gain of each seed by bits, by loss and batch.
+
+    The gain is 0 for equal outputs and 1 for uniform points.
+    """
+    found: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+    for (name, batch, bits), group in records.group_by(rows, "name", "batch", "bits").items():
+        worst, best = reference(name, batch, group[0]["dim"])
+        losses = records.column(group, "final_loss") / LOSSES[name].loss_factor
+        found.setdefault((name, batch), {})[bits] = (worst - losses) / (worst - best)
+    return found
 
 
 @functools.cache
@@ -98,36 +99,35 @@ def reference(name: str, n: int, d: int) -> tuple[float, float]:
 def analyze(rows: Rows) -> Rows:
     """Test whether 8 bits gain more than 95% of the gain of the most bits."""
     comparisons = []
-    for (name, batch), group in group_by(rows, "name", "batch").items():
-        gains = {bits: [gained(row) for row in of] for bits, of in group_by(group, "bits").items()}
-        most = max(gains)
-        estimates = {"final loss": share_gained(gains[FEW], gains[most])}
+    for (name, batch), by_bits in gains(rows).items():
+        most = max(by_bits)
+        estimates = {"final loss": share_gained(by_bits[FEW], by_bits[most])}
         claim = f"{FEW} bits gain more than {SATURATED:g}% of {most} bits (%)"
         labels = {"loss": name, "batch": batch}
-        comparisons.append(Comparison(claim, estimates, level=SATURATED, labels=labels))
-    return judge(comparisons)
+        comparisons.append(stats.Comparison(claim, estimates, level=SATURATED, labels=labels))
+    return stats.judge(comparisons)
 
 
-def share_gained(few: Sequence[float], most: Sequence[float]) -> Estimate:
+def share_gained(few: np.ndarray, most: np.ndarray) -> stats.Estimate:
     """Return the gain of few bits in percent of the most bits' gain.
 
     The interval is by the delta method with Welch's degrees of freedom; p tests the share against
     `SATURATED`.
     """
-    ratio = float(np.mean(few) / np.mean(most))
-    scale = 100 / float(np.mean(most))
-    spread = seed_difference(np.multiply(few, scale), np.multiply(most, scale * ratio))
-    test = seed_difference(np.multiply(few, scale), np.multiply(most, scale * SATURATED / 100))
-    return Estimate(100 * ratio, 100 * ratio + spread.low, 100 * ratio + spread.high, test.p)
+    ratio = float(few.mean() / most.mean())
+    scale = 100 / float(most.mean())
+    spread = stats.seed_difference(few * scale, most * (scale * ratio))
+    test = stats.seed_difference(few * scale, most * (scale * SATURATED / 100))
+    return stats.Estimate(100 * ratio, 100 * ratio + spread.low, 100 * ratio + spread.high, test.p)
 
 
 def plot(rows: Rows, path: Path) -> None:
     """Draw the gain over bits."""
     panels: dict[str, dict] = {}
-    for (name, batch), group in group_by(rows, "name", "batch").items():
-        points = []
-        for bits, of in sorted(group_by(group, "bits").items()):
-            points.append(point(bits, seed_difference([gained(row) for row in of])))
+    for (name, batch), by_bits in gains(rows).items():
+        points = [
+            plots.Point(bits, *stats.seed_difference(by_bits[bits])[:3]) for bits in sorted(by_bits)
+        ]
         panels.setdefault(name.partition(" (")[0], {})[f"batch {batch}"] = points
     labels = {"xlabel": "bits in the images", "ylabel": "gain"}
-    curves(panels, path, levels={"uniform outputs": 1.0}, **labels)
+    plots.curves(panels, path, levels={"uniform outputs": 1.0}, **labels)

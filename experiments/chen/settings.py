@@ -16,55 +16,38 @@ root. Not printed, and taken from SimCLR: LARS, ten epochs of warm-up, a cosine,
 import itertools
 from typing import Any
 
-from experiments.lib import laptop, rates
-from experiments.lib.evaluation import Evaluation
-from experiments.lib.sweep import Run
-from experiments.lib.tables import TableRow, printed_scores
+from experiments import laptop
+from experiments.lib import Evaluation, Run, rates, tables
 from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig
 
 FACTOR = 1000.0  # scales losses that use the mean squared difference of normalized outputs
-
-
-def nt_xent(tau: float) -> ObjectiveConfig:
-    """Return the standard contrastive loss, Eq. (1)."""
-    return ObjectiveConfig(loss="nt_xent", loss_tau=tau)
-
-
-def decoupled(tau: float, lam: float, self_similarity: bool = False) -> ObjectiveConfig:
-    """Return decoupled NT-Xent, Eq. (5), in the scaling of the paper's numbers.
-
-    The authors' notebook has `self_similarity`, which matters at the low temperatures of Figure
-    B.2.
-    """
-    return ObjectiveConfig(
-        loss="decoupled_nt_xent",
-        loss_tau=tau,
-        loss_lam=lam,
-        align_scaling="per_dimension",
-        self_similarity=self_similarity,
-        loss_factor=FACTOR,
-    )
-
-
-def swd(prior: str, lam: float) -> ObjectiveConfig:
-    """Return alignment and the sliced Wasserstein distance to a prior, Eq. (4), Algorithm 1."""
-    return ObjectiveConfig(
-        loss="generalized_contrastive",
-        prior=prior,
-        loss_lam=lam,
-        align_scaling="per_dimension",
-        loss_factor=FACTOR if prior == "hypersphere" else 1.0,
-    )
-
-
 # Names as in Tables D.1 to D.3.
+NT_XENT = "NT-Xent"
+DECOUPLED = "Decoupled NT-Xent"
+SWD = "SWD (uniform hypersphere)"
+# Alignment and the sliced Wasserstein distance to a prior, Eq. (4), Algorithm 1.
+HYPERSPHERE = ObjectiveConfig(
+    loss="generalized_contrastive",
+    prior="hypersphere",
+    loss_lam=5.0,
+    align_scaling="per_dimension",
+    loss_factor=FACTOR,
+)
 LOSSES = {
-    "NT-Xent": nt_xent(0.2),
-    "Decoupled NT-Xent": decoupled(1.0, 0.1),
-    "SWD (normal)": swd("normal", 5.0),
-    "SWD (uniform hypercube)": swd("hypercube", 5.0),
-    "SWD (uniform hypersphere)": swd("hypersphere", 5.0),
+    NT_XENT: ObjectiveConfig(loss="nt_xent", loss_tau=0.2),  # Eq. (1)
+    DECOUPLED: ObjectiveConfig(  # Eq. (5)
+        loss="decoupled_nt_xent",
+        loss_tau=1.0,
+        loss_lam=0.1,
+        align_scaling="per_dimension",
+        loss_factor=FACTOR,
+    ),
+    "SWD (normal)": HYPERSPHERE.replace(prior="normal", loss_factor=1.0),
+    "SWD (uniform hypercube)": HYPERSPHERE.replace(prior="hypercube", loss_factor=1.0),
+    SWD: HYPERSPHERE,
 }
+# The form of the authors' notebook, which matters at the low temperatures of Figure B.2.
+NOTEBOOK = LOSSES[DECOUPLED].replace(self_similarity=True)
 
 CIFAR10 = PretrainConfig(
     name="chen",
@@ -75,7 +58,7 @@ CIFAR10 = PretrainConfig(
     head="simclr2",
     image_size=32,
     init="simclr",
-    **vars(LOSSES["NT-Xent"]),
+    **vars(LOSSES[NT_XENT]),
     optimizer="lars",
     epochs=100,
     batch_size=128,
@@ -129,19 +112,18 @@ def loss_run(
     return Run(config, labels, BOTH_LAYERS)
 
 
-def row_run(row: TableRow, **labels: Any) -> Run:
+def row_run(row: tables.TableRow, **labels: Any) -> Run:
     """Return the run of a row of Tables D.1 to D.3 or Figure B.2, with the printed accuracy."""
     base = BASES[row.table]
     values = row.values
     if "tau" in values:
-        objective = decoupled(values["tau"], values["lambda"], self_similarity=True)
+        objective = NOTEBOOK.replace(loss_tau=values["tau"], loss_lam=values["lambda"])
     else:
         objective = LOSSES[values["loss"]]
         base = base.replace(batch_size=values["batch_size"], epochs=values["epochs"])
     name = f"{row.table.replace('/', '_')}_row{row.number}"
-    labels |= {"table": row.table, "row": row.number}
-    labels |= {f"paper_{name}": value for name, value in printed_scores(row).items()}
-    return Run(base.replace(name=name, **vars(objective)), labels, PAPERS_LAYER)
+    config = base.replace(name=name, **vars(objective))
+    return Run(config, labels | tables.printed_labels(row), PAPERS_LAYER)
 
 
 def rate_candidates(base: PretrainConfig, folds: int, names: list[str], scale: str) -> list[Run]:

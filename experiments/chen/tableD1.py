@@ -17,15 +17,12 @@ import itertools
 from collections.abc import Sequence
 
 from experiments.chen import settings
-from experiments.lib import rates, stats
-from experiments.lib.records import Rows, correct, group_by
-from experiments.lib.stats import Comparison, columns_of, compare, judge
-from experiments.lib.sweep import Run
-from experiments.lib.tables import table_rows
+from experiments.lib import Rows, Run, rates, records, stats, tables
+from experiments.lib.records import correct
+from experiments.lib.stats import Comparison
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("name", "batch", "epochs")
-plot = None
 TABLE = "chen/tableD1"
 MARGIN = 0.6  # points: the range of the paper's five losses after 800 epochs
 SEEDS = {"laptop": range(8), "gpu": range(3)}
@@ -35,7 +32,7 @@ BASES = {"laptop": settings.GRAY, "gpu": settings.GPU}
 def runs(scale: str, rows: Rows) -> list[Run]:
     """Return candidates of each loss's rate, then the encoders."""
     if scale == "paper":
-        return [settings.row_run(row, name=row.values["loss"]) for row in table_rows(TABLE)]
+        return [settings.row_run(row, name=row.values["loss"]) for row in tables.table_rows(TABLE)]
     base = BASES[scale]
     planned = []
     for (name, objective), seed in itertools.product(settings.LOSSES.items(), SEEDS[scale]):
@@ -46,25 +43,21 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 
 def analyze(rows: Rows) -> Rows:
     """Test equivalence within the margin and all ten differences, on each layer."""
-    groups = group_by(rates.final(rows), "name")
-    if min(map(len, groups.values())) < 2:
-        return []
+    groups = records.group_by(rates.final(rows), "name")
     table: Rows = []
     for layer in stats.layers_of(groups["NT-Xent"]):
-        columns = columns_of(layer)
-        best_first = sorted(
-            groups, key=lambda name: -correct(groups[name], columns["logistic"]).mean()
-        )
+        columns = stats.columns_of(layer)
+        means = {name: correct(of, columns["logistic"]).mean() for name, of in groups.items()}
         differences = []
         beyond = []
-        for a, b in itertools.combinations(best_first, 2):
-            estimates = compare(groups[a], groups[b], columns)
+        for a, b in itertools.combinations(sorted(groups, key=lambda name: -means[name]), 2):
+            estimates = stats.compare(groups[a], groups[b], columns)
             claim = f"{a} is better than {b}"
             differences.append(Comparison(claim, estimates, labels={"layer": layer}))
-            shifted = compare(groups[a], groups[b], columns, level=MARGIN)
+            shifted = stats.compare(groups[a], groups[b], columns, level=MARGIN)
             beyond.append(Comparison(claim, shifted))
         table.append(equivalence(differences, beyond) | {"layer": layer})
-        table += judge(differences)
+        table += stats.judge(differences)
     return table
 
 
@@ -79,7 +72,7 @@ def equivalence(differences: Sequence[Comparison], beyond: Sequence[Comparison])
     verdict = stats.INCONCLUSIVE
     if widest < MARGIN:
         verdict = stats.SUPPORTED
-    if any(row["verdict"] == stats.SUPPORTED for row in judge(beyond)):
+    if any(row["verdict"] == stats.SUPPORTED for row in stats.judge(beyond)):
         verdict = stats.NOT_SUPPORTED
     claim = f"all differences are within {MARGIN} points; largest one"
     largest = max(abs(each.effect) for each in deciding)

@@ -10,17 +10,14 @@ Not run.
 """
 
 from experiments.chen import settings
-from experiments.lib.records import Rows
-from experiments.lib.sweep import Run
-from experiments.lib.tables import differences, table_rows
+from experiments.lib import Rows, Run, tables
 
 SCALES = ("paper",)
 SETTINGS = ("table", "name", "batch", "epochs")
-plot = None
-analyze = differences
+analyze = tables.differences
 
 
 def runs(scale: str, rows: Rows) -> list[Run]:
     """Return the encoders of both tables' rows."""
-    both = (*table_rows("chen/tableD2"), *table_rows("chen/tableD3"))
+    both = (*tables.table_rows("chen/tableD2"), *tables.table_rows("chen/tableD3"))
     return [settings.row_run(row, name=row.values["loss"]) for row in both]

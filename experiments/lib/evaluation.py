@@ -11,10 +11,9 @@ import numpy as np
 from experiments.lib.records import PREDICTIONS, Predictions, Rows
 from hypersphere_jax import data
 from hypersphere_jax.configs import MetricsConfig, ProbeConfig
-from hypersphere_jax.data.subsets import uniform
 from hypersphere_jax.depth.config import DepthConfig
 from hypersphere_jax.depth.protocol import run_depth
-from hypersphere_jax.evaluation.features import pair_features, split_features
+from hypersphere_jax.evaluation.features import split_features
 from hypersphere_jax.evaluation.measure_runs import run_metrics
 from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.training import checkpoints, distributed, run_dir
@@ -28,43 +27,31 @@ PROBE_SEED = 1000  # draws the balanced training images of a probe
 class Evaluation:
     """Measurements: alignment (alpha 2), uniformity (t 2), and each layer's accuracies."""
 
-    layers: tuple[str, ...] = ("output",)
-    """Layers to probe, the paper's layer first."""
-    protocol: str | None = "stl10"
-    """The paper's linear probe, or None for no linear probe."""
-    folds: int | None = 5
-    """Folds of the training split that select encoders. With None, one part is held out."""
-    all_steps: bool = False
-    """Evaluate every kept checkpoint and the random initialization."""
-    initial: bool = False
-    """Evaluate the random initialization as well."""
-    neighbours: tuple[int, ...] = (5,)
-    """Numbers k of k-NN."""
-    depth: bool = False
-    """Predict depth maps instead of classes."""
-    tasks: tuple[str, ...] = ()
-    """Labelled sentences, instead of the classes of images."""
-    tasks_dir: str | None = None
-    """Folder of the labelled sentences."""
-    prototype: bool = False
-    """Measure the prototype representation bias of the training split."""
-    projections: bool = False
-    """Measure how far outputs are from uniform along random directions."""
-    probe_size: int | None = None
-    """Number of balanced training images of the probe. Defaults to all training images."""
-    only_loss: bool = False
-    """Record only the logged loss: its mean over the last tenth of the steps."""
+    layers: tuple[str, ...] = ("output",)  # to probe, the paper's layer first
+    protocol: str | None = "stl10"  # the paper's linear probe, or None for no linear probe
+    folds: int | None = 5  # of the training split; with None, one part is held out
+    all_steps: bool = False  # evaluate every kept checkpoint and the random initialization
+    initial: bool = False  # evaluate the random initialization as well
+    neighbours: tuple[int, ...] = (5,)  # numbers k of k-NN
+    depth: bool = False  # predict depth maps instead of classes
+    tasks: tuple[str, ...] = ()  # labelled sentences, instead of the classes of images
+    tasks_dir: str | None = None  # folder of the labelled sentences
+    prototype: bool = False  # the prototype representation bias of the training split
+    projections: bool = False  # how far outputs are from uniform along random directions
+    probe_size: int | None = None  # balanced training images of the probe; defaults to all images
+    only_loss: bool = False  # only the logged loss: its mean over the last tenth of the steps
 
 
 def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
     """Return a row per evaluated checkpoint: alignment, uniformity, scores and predictions."""
     if evaluation.only_loss:
-        return [_final_loss(folder)]
-    steps: list[int | None] = [None]
+        records = read_metrics(folder)
+        last = records[-1]["step"]
+        losses = [record["loss"] for record in records if record["step"] > 0.9 * last]
+        return [{"step": last, "final_loss": float(np.mean(losses))}]
+    steps: list[int | None] = [0, None] if evaluation.initial else [None]
     if evaluation.all_steps:
         steps = [*_kept_steps(folder)]
-    if evaluation.initial:
-        steps = [0, *steps]
     measure_scores = _accuracies
     if evaluation.depth:
         measure_scores = _depth_errors
@@ -79,36 +66,6 @@ def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
     return rows
 
 
-def output_features(folder: Path, step: int | None = None) -> dict[str, Any]:
-    """Return test outputs `[n, d]`, labels, class names, and distances of positive pairs."""
-    encoder = run_dir.load_encoder(folder, step)
-    dataset = data.load(encoder.config)
-    devices = distributed.local_devices(1)
-    x, y = pair_features(encoder, dataset.test, devices)
-    output = split_features(encoder, dataset.test, ["output"], devices).features["output"]
-    return {
-        "features": np.asarray(output.x),
-        "labels": np.asarray(dataset.test.labels),
-        "class_names": list(dataset.class_names),
-        "pair_distances": np.linalg.norm(x - y, axis=1),
-    }
-
-
-def view_features(folder: Path, pairs: int, per_class: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs of pairs of random views of test images, equally many per class.
-
-    Returns:
-      Features `[2 pairs, n, d]` and labels `[n]` from 0.
-    """
-    encoder = run_dir.load_encoder(folder)
-    test = run_dir.test_split(data.load(encoder.config))
-    classes, sizes = np.unique(test.labels[test.labels >= 0], return_counts=True)
-    images = uniform(test, 0, min(int(sizes.min()), per_class) * len(classes))
-    devices = distributed.local_devices(1)
-    views = [pair_features(encoder, images, devices, seed) for seed in range(pairs)]
-    return np.concatenate(views), np.searchsorted(classes, images.labels)
-
-
 def _kept_steps(folder: Path) -> list[int]:
     """Return the checkpoints that every run of this config has, wherever it was interrupted."""
     every = run_dir.read_config(folder).keep_every_steps
@@ -116,21 +73,12 @@ def _kept_steps(folder: Path) -> list[int]:
     return [step for step in saved if step == saved[-1] or (every and step % every == 0)]
 
 
-def _final_loss(folder: Path) -> dict[str, Any]:
-    records = read_metrics(folder)
-    last = records[-1]["step"]
-    losses = [record["loss"] for record in records if record["step"] > 0.9 * last]
-    return {"step": last, "final_loss": float(np.mean(losses))}
-
-
 def _metrics(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
     parts = ("projections",) if evaluation.projections else ()
     metrics = run_metrics(MetricsConfig(str(folder), parts=parts, step=step))
-    names = ["step", "align", "uniform"]
+    row = {name: metrics[name] for name in ("step", "align", "uniform")}
     if evaluation.projections:
-        names += ["projection_ks_sphere", "projection_half_width"]
-    row = {name: metrics[name] for name in names}
-    if evaluation.projections:
+        row |= {name: metrics[name] for name in ("projection_ks_sphere", "projection_half_width")}
         counts = [direction["counts"] for direction in metrics["projections"][:HISTOGRAMS]]
         row["projection_counts"] = "; ".join(" ".join(map(str, of)) for of in counts)
     if evaluation.prototype:
@@ -141,25 +89,20 @@ def _metrics(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str
 
 def _accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
     """Return the accuracy of each layer by each instrument, in percent."""
-    papers = () if evaluation.protocol is None else (evaluation.protocol,)
     config = ProbeConfig(
         (str(folder),),
         layers=evaluation.layers,
-        protocols=("lbfgs", "knn", *papers),
+        protocols=tuple(filter(None, ("lbfgs", "knn", evaluation.protocol))),
         folds=evaluation.folds,
         standardize=True,
-        as_printed=bool(papers),
+        as_printed=evaluation.protocol is not None,
         k=evaluation.neighbours,
         step=step,
     )
-    scores = []
     if evaluation.probe_size is None:
         scores = run_probe(config)
     else:
-        for layer in evaluation.layers:
-            file = _balanced_features(folder, step, layer, evaluation.probe_size)
-            of_file = dataclasses.replace(config, runs=(str(file),), layers=("output",), step=None)
-            scores += [score | {"layer": layer} for score in run_probe(of_file)]
+        scores = _probe_balanced(config, evaluation.probe_size)
     row: dict[str, Any] = {PREDICTIONS: {}}
     for score in scores:
         names = {"lbfgs": "logistic", "knn": f"knn{score.get('k')}"}
@@ -168,20 +111,25 @@ def _accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> dict[
     return row
 
 
-def _balanced_features(folder: Path, step: int | None, layer: str, size: int) -> Path:
-    """Write features of balanced training images, drawn for the probe, and of the test split."""
-    encoder = run_dir.load_encoder(folder, step)
+def _probe_balanced(config: ProbeConfig, size: int) -> list[dict]:
+    """Probe with balanced training images that are drawn for the probe."""
+    folder = Path(config.runs[0])
+    encoder = run_dir.load_encoder(folder, config.step)
     subset = {"subset": "uniform", "subset_size": size, "subset_seed": PROBE_SEED, "fraction": 1.0}
     dataset = data.load(encoder.config.replace(**subset))
     splits = {"train": dataset.train, "test": run_dir.test_split(dataset)}
-    arrays = {}
-    for name, source in splits.items():
-        extracted = split_features(encoder, source, [layer], distributed.local_devices(1))
-        features = extracted.features[layer]
-        arrays |= {f"{name}_x": features.x, f"{name}_y": features.labels}
-    file = folder / "features" / f"{layer}.npz"
-    np.savez(file, **arrays)
-    return file
+    scores = []
+    for layer in config.layers:
+        arrays = {}
+        for name, source in splits.items():
+            extracted = split_features(encoder, source, [layer], distributed.local_devices(1))
+            features = extracted.features[layer]
+            arrays |= {f"{name}_x": features.x, f"{name}_y": features.labels}
+        file = folder / "features" / f"{layer}.npz"
+        np.savez(file, **arrays)
+        of_file = dataclasses.replace(config, runs=(str(file),), layers=("output",), step=None)
+        scores += [score | {"layer": layer} for score in run_probe(of_file)]
+    return scores
 
 
 def _depth_errors(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:

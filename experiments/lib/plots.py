@@ -1,20 +1,16 @@
 """Figures that several items share, in the sizes of a printed page."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import FuncNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from experiments.lib.records import Rows, column
-from experiments.lib.stats import INSTRUMENTS, Estimate, accuracy
+from experiments.lib.records import Rows, column, group_by
+from experiments.lib.stats import INSTRUMENTS, LAYERS, accuracy, layers_of
 from hypersphere_jax.reporting.plots.style import COLORS, DPI, LINE_STYLES, save_figure
 
 PAGE_WIDTH = 6.8  # inches
@@ -23,10 +19,6 @@ MAX_MARKERS = 20  # longer lines are drawn without markers
 PRINT_STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
     "legend.frameon": False,
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
@@ -36,20 +28,10 @@ PRINT_STYLE = {
     "grid.linewidth": 0.5,
     "errorbar.capsize": 2,
 }
+printed = matplotlib.rc_context(PRINT_STYLE)  # decorates functions that draw
 INSTRUMENT_NAMES = dict(
     zip(INSTRUMENTS, ("logistic regression", "5-NN", "paper's probe"), strict=True)
 )
-
-
-def printed(draw: Callable) -> Callable:
-    """Decorate a function that draws a figure, to use the sizes of print."""
-
-    @functools.wraps(draw)
-    def with_style(*args: Any, **options: Any) -> Any:
-        with matplotlib.rc_context(PRINT_STYLE):
-            return draw(*args, **options)
-
-    return with_style
 
 
 def new_figure(rows: int, columns: int, height: float, **sharing: Any) -> tuple[Figure, Any]:
@@ -71,11 +53,6 @@ class Point(NamedTuple):
 Lines = Mapping[str, Sequence[Point]]  # points by label
 
 
-def point(x: float, estimate: Estimate) -> Point:
-    """Return an estimate as a point."""
-    return Point(x, estimate.effect, estimate.low, estimate.high)
-
-
 def line(xs: Sequence[float], ys: Sequence[float]) -> list[Point]:
     """Return points without intervals."""
     return [Point(x, y) for x, y in zip(xs, ys, strict=True)]
@@ -84,16 +61,41 @@ def line(xs: Sequence[float], ys: Sequence[float]) -> list[Point]:
 def accuracy_lines(groups: Mapping[float, Rows], layer: str) -> Lines:
     """Return the mean accuracy of groups over x, by instrument."""
     return {
-        name: [point(x, accuracy(group, f"{layer}_{key}")) for x, group in groups.items()]
+        name: [Point(x, *accuracy(group, f"{layer}_{key}")[:3]) for x, group in groups.items()]
         for key, name in INSTRUMENT_NAMES.items()
     }
 
 
-def metric_lines(groups: Mapping[float, Rows]) -> Lines:
-    """Return the mean L_align and exp L_uniform of groups over x."""
-    align = [column(group, "align").mean() for group in groups.values()]
-    uniform = [np.exp(column(group, "uniform")).mean() for group in groups.values()]
-    return {r"$L_{align}$": line([*groups], align), r"$\exp L_{uniform}$": line([*groups], uniform)}
+def accuracy_panels(
+    groups: Mapping[str, Rows], x: str, layers: Sequence[str] = LAYERS
+) -> Mapping[str, Lines]:
+    """Return the mean accuracies of groups over column x: a panel per layer and instrument."""
+    panels: dict[str, dict[str, Sequence[Point]]] = {}
+    for label, group in groups.items():
+        for layer in layers_of(group, layers):
+            for instrument, points in accuracy_lines(group_by(group, x), layer).items():
+                panels.setdefault(f"{layer}: {instrument}", {})[label] = points
+    return panels
+
+
+def accuracy_and_metric_curves(
+    columns: Mapping[str, Mapping[float, Rows]], path: Path, xlabel: str
+) -> Figure:
+    """Draw accuracies on the output above L_align and exp L_uniform, a column per title.
+
+    `columns` has the rows over x by title.
+    """
+    above = {}
+    below = {}
+    for title, groups in columns.items():
+        above[f"{title}\naccuracy (%)"] = accuracy_lines(groups, "output")
+        align = [column(group, "align").mean() for group in groups.values()]
+        uniform = [np.exp(column(group, "uniform")).mean() for group in groups.values()]
+        below[f"{title}\nmetrics"] = {
+            r"$L_{align}$": line([*groups], align),
+            r"$\exp L_{uniform}$": line([*groups], uniform),
+        }
+    return curves(above | below, path, across=len(columns), sharey="row", xlabel=xlabel)
 
 
 @printed
@@ -104,8 +106,7 @@ def curves(
     across: int = 3,
     connected: bool = True,
     levels: Mapping[str, float] | None = None,
-    share: tuple[Any, Any] = (True, True),
-    own: Mapping[str, Mapping[str, Any]] | None = None,
+    sharey: Any = True,
     **settings: Any,
 ) -> Figure:
     """Draw lines of labelled points with intervals, a panel per title, and horizontal levels.
@@ -116,8 +117,7 @@ def curves(
       across: panels in a row, at most.
       connected: draw lines between points.
       levels: label -> value.
-      share: how panels share the x and y axis, as in `plt.subplots`.
-      own: title -> settings of one panel.
+      sharey: how panels share the y axis, as in `plt.subplots`.
       **settings: settings of all panels, such as xlabel and yscale.
     """
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
@@ -127,16 +127,15 @@ def curves(
     columns = min(3, across + 1)
     legend_rows = -(-(len(labels) + len(levels)) // columns)
     height = 2.1 + (0.4 + 0.16 * legend_rows) / down
-    figure, grid = new_figure(down, across, height, sharex=share[0], sharey=share[1])
+    figure, grid = new_figure(down, across, height, sharex=True, sharey=sharey)
     handles = {}
     for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
-        axes.set(title=title, **settings | dict((own or {}).get(title, {})))
+        axes.set(title=title, **settings)
         for label, points in lines.items():
             handles[label] = _draw_line(axes, points, labels.index(label), connected)
         for name, level in levels.items():
             handles[name] = axes.axhline(level, color="0.5", linestyle=":", zorder=0)
-        if all(share):
-            axes.label_outer()
+        axes.label_outer()
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     place: Any = "outside lower center"
@@ -153,47 +152,3 @@ def _draw_line(axes: Axes, points: Sequence[Point], number: int, connected: bool
         style["marker"] = MARKERS[number % len(MARKERS)]
     xs, ys, low, high = np.array(points, float).T
     return axes.errorbar(xs, ys, np.stack([ys - low, high - ys]), elinewidth=0.8, **style)
-
-
-@printed
-def heat_maps(
-    grids: Mapping[str, Mapping[tuple[float, float], float]],
-    path: Path | None,
-    row: str,
-    column: str,
-) -> Figure:
-    """Draw accuracies by (row, column) on one color scale, with a frame at the best of each row.
-
-    The scale is logarithmic in the error.
-    """
-    across = min(3, len(grids))
-    down = -(-len(grids) // across)
-    figure, places = new_figure(down, across, 2.0)
-    best = max(max(grid.values()) for grid in grids.values())
-    least = min(min(grid.values()) for grid in grids.values())
-    functions = (lambda score: -np.log(102 - score), lambda value: 102 - np.exp(-value))
-    scale = FuncNorm(functions, least, best)
-    for axes, (title, grid) in zip(places.flat, grids.items(), strict=False):
-        _draw_grid(axes, grid, scale)
-        axes.set(title=title, xlabel=column, ylabel=row)
-    for axes in places.flat[len(grids) :]:
-        axes.set_axis_off()
-    bar = figure.colorbar(ScalarMappable(scale, "cividis"), ax=places, aspect=40, fraction=0.04)
-    bar.set_label("accuracy (%)")
-    return save_figure(figure, path)
-
-
-def _draw_grid(axes: Axes, grid: Mapping[tuple[float, float], float], scale: Normalize) -> None:
-    rows = sorted({cell[0] for cell in grid})
-    columns = sorted({cell[1] for cell in grid})
-    scores = np.array([[grid.get((row, column), np.nan) for column in columns] for row in rows])
-    axes.set_facecolor("0.85")
-    axes.grid(visible=False)
-    axes.imshow(scores, cmap="cividis", norm=scale, aspect="auto")
-    axes.set_xticks(range(len(columns)), [f"{x:g}" for x in columns], rotation=45)
-    axes.set_yticks(range(len(rows)), [f"{y:g}" for y in rows])
-    for (i, j), value in np.ndenumerate(scores):
-        color = "black" if scale(value) > 0.5 else "white"
-        axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=color, fontsize=6)
-    for i, j in enumerate(np.nanargmax(scores, axis=1)):
-        axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor=COLORS[1], lw=1.5))

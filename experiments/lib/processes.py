@@ -2,27 +2,32 @@
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, TypeVar
 
-from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.pipeline import end_with_parent
 
 GPU_MEMORY = 0.75  # share of a GPU's memory that all processes may take
+Item = TypeVar("Item")
 
 
-def run_processes(tasks: Sequence[tuple], jobs: int) -> Iterator[int]:
-    """Call functions in processes with separate cores, and yield the index of each when it ends.
+def map_processes(
+    function: Callable[[Item], Any], items: Sequence[Item], jobs: int
+) -> Iterator[Item]:
+    """Call a function for each item, and yield the item when the call ends.
 
-    Args:
-      tasks: (function, *arguments) that can be pickled.
-      jobs: number of processes.
+    Several jobs are processes with separate cores; function and items are pickled.
 
     Raises:
-      UserError: for more jobs than cores, or when a process dies.
+      UserError: for more jobs than cores.
     """
+    if jobs == 1:
+        for item in items:
+            function(item)
+            yield item
+        return
     cores = available_cores()
     require(jobs <= len(cores), f"--jobs {jobs}: there are {len(cores)} cores")
     # The processes share the memory of a GPU.
@@ -33,14 +38,11 @@ def run_processes(tasks: Sequence[tuple], jobs: int) -> Iterator[int]:
     for job in range(jobs):
         slots.put(cores[job::jobs])
     with ProcessPoolExecutor(jobs, context, _start_process, (slots,)) as pool:
-        futures = {pool.submit(*task): index for index, task in enumerate(tasks)}
+        futures = {pool.submit(function, item): item for item in items}
         try:
             for future in as_completed(futures):
                 future.result()
                 yield futures[future]
-        except BrokenProcessPool as error:
-            message = "a process died, perhaps for lack of memory: try fewer --jobs"
-            raise UserError(f"{message}. Finished runs are kept.") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

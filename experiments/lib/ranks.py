@@ -36,15 +36,10 @@ def permutation_p(x: Sequence[float], y: Sequence[float]) -> float:
 def setting_correlation(
     x: Sequence[float], y: Sequence[float], drawn_x: np.ndarray, drawn_y: np.ndarray
 ) -> Estimate:
-    """Return the rank correlation of two numbers over a few settings.
+    """Return the rank correlation of two numbers `[settings]` over a few settings.
 
-    The p-value is the larger one of the bootstrap and of an exact permutation test.
-
-    Args:
-      x: a number per setting.
-      y: a number per setting.
-      drawn_x: x in bootstrap draws, `[settings, draws]`.
-      drawn_y: y in bootstrap draws, `[settings, draws]`.
+    The p-value is the larger one of an exact permutation test and of the bootstrap, which has the
+    draws `[settings, draws]`.
     """
     effect = spearman(np.array(x, float)[:, None], np.array(y, float)[:, None])[0]
     estimate = bootstrap(effect, spearman(drawn_x, drawn_y))
@@ -68,12 +63,8 @@ def encoder_correlations(
     draws encoders, their seeds, and test samples (shared by all encoders). Drawing samples adds
     noise to noisy accuracies, so the interval is biased towards zero.
 
-    Args:
-      rows: finished runs.
-      score: column of the score.
-      others: columns of the sums.
-      weights: `[others, sums]`.
-      half: 1 uses only the encoders with the higher half of the scores, -1 the lower half, 0 all.
+    The weights are `[others, sums]`. With half = 1 only the encoders with the higher half of the
+    scores count, with -1 the lower half.
     """
     groups = [*group_by(rows, "row").values()]
     ordered = [row for group in groups for row in group]
@@ -94,19 +85,14 @@ def encoder_correlations(
 
     first = np.cumsum(sizes) - sizes
     places = np.arange(sizes.max())
-    values = _correlate(
-        scores.mean(axis=1, dtype=float),
-        sums,
-        first[:, None] + places,
-        places < sizes[:, None],
-        half,
-    )
+    usable = places < sizes[:, None]
+    means = scores.mean(axis=1, dtype=float)
+    values = _correlate(means, sums, first[:, None] + places, usable, half)
     drawn = []
     for draw, encoders in enumerate(drawn_encoders):
         seeds = (drawn_seeds[draw] * sizes[encoders, None]).astype(int)
         seeds += first[encoders, None]
-        usable = places < sizes[encoders, None]
-        drawn.append(_correlate(drawn_scores[:, draw], sums, seeds, usable, half))
+        drawn.append(_correlate(drawn_scores[:, draw], sums, seeds, usable[encoders], half))
     pairs = zip(values.tolist(), np.array(drawn).T, strict=True)
     return [bootstrap(value, draws) for value, draws in pairs]
 

@@ -27,13 +27,12 @@ def candidates(runs: Sequence[Run], rates: Sequence[float]) -> list[Run]:
     """Return each run at each rate, trained and judged on parts of the training split."""
     planned = []
     for run in runs:
+        evaluation = Evaluation(run.evaluation.layers[:1], protocol=None, folds=None)
         for rate in rates:
             candidate = with_rate(run, rate)
-            fold = candidate.config.fold
             name = f"{candidate.config.name}_choice"
-            candidate = candidate.replace({HELD_OUT: fold}, name=name, folds=FOLDS)
-            layers = candidate.evaluation.layers[:1]
-            planned.append(Run(candidate.config, candidate.labels, Evaluation(layers, None, None)))
+            candidate = candidate.replace({HELD_OUT: run.config.fold}, name=name, folds=FOLDS)
+            planned.append(Run(candidate.config, candidate.labels, evaluation))
     return planned
 
 
@@ -69,13 +68,9 @@ def chosen(rows: Rows, *names: str) -> dict[Hashable, float]:
 def choose_then_train(
     candidates: Sequence[Run], planned: Sequence[Run], rows: Rows, *names: str
 ) -> list[Run]:
-    """Return the candidates and, when they have ended, the runs at the rates chosen for them.
+    """Return the candidates and, when they have ended, the planned runs at the chosen rates.
 
-    Args:
-      candidates: runs that compare rates.
-      planned: runs at any rate.
-      rows: results so far.
-      names: labels of a planned run by which its rate is chosen.
+    Rates are chosen per value of the labels `names`.
     """
     if not is_complete(candidates, rows):
         return [*candidates]

@@ -16,9 +16,9 @@ import numpy as np
 from hypersphere_jax.utils.files import atomic_write
 
 Rows = list[dict[str, Any]]
-Cell = str | float | int | bool | None
 PREDICTIONS = "predictions"
 NOT_WRITTEN = (PREDICTIONS, "folder")
+WORDS = {"": None, "yes": True, "no": False, "True": True, "False": False}
 
 
 class Predictions(NamedTuple):
@@ -26,11 +26,6 @@ class Predictions(NamedTuple):
 
     targets: np.ndarray
     predicted: np.ndarray
-
-    @property
-    def correct(self) -> np.ndarray:
-        """Booleans `[n]`."""
-        return self.targets == self.predicted
 
 
 def finished(rows: Sequence[Mapping]) -> Rows:
@@ -59,14 +54,14 @@ def column(rows: Sequence[Mapping], name: str) -> np.ndarray:
 
 def correct(rows: Sequence[Mapping], score: str) -> np.ndarray:
     """Return which test samples each encoder classified correctly, booleans `[rows, n]`."""
-    return np.stack([row[PREDICTIONS][score].correct for row in rows])
+    predictions = [row[PREDICTIONS][score] for row in rows]
+    return np.stack([each.targets == each.predicted for each in predictions])
 
 
-def parse_cell(cell: str) -> Cell:
+def parse_cell(cell: str) -> str | float | bool | None:
     """Parse a CSV cell: a number, a boolean, text, or None for an empty cell."""
-    words: dict[str, Cell] = {"": None, "yes": True, "no": False, "True": True, "False": False}
-    if cell in words:
-        return words[cell]
+    if cell in WORDS:
+        return WORDS[cell]
     for number in (int, float):
         with contextlib.suppress(ValueError):
             return number(cell)
@@ -104,11 +99,12 @@ def write_predictions(path: Path, rows: Sequence[Mapping]) -> None:
             groups.setdefault(key, []).append((index, predictions))
     arrays = {}
     for number, ((score, _), members) in enumerate(groups.items()):
+        indices, predictions = zip(*members, strict=True)
+        predicted = np.stack([each.predicted for each in predictions])
         prefix = f"{score}/{number}"
-        arrays[f"{prefix}/targets"] = _smallest(members[0][1].targets)
-        arrays[f"{prefix}/rows"] = _smallest(np.array([index for index, _ in members]))
+        arrays[f"{prefix}/targets"] = _smallest(predictions[0].targets)
+        arrays[f"{prefix}/rows"] = _smallest(np.array(indices))
         # Encoders agree on most samples: the file is a quarter smaller column by column.
-        predicted = np.stack([predictions.predicted for _, predictions in members])
         arrays[f"{prefix}/predicted"] = np.asfortranarray(_smallest(predicted))
     with atomic_write(path) as stream:
         np.savez_compressed(stream, **arrays)
@@ -145,7 +141,6 @@ def write_results(folder: Path, rows: Sequence[Mapping]) -> None:
 
 def _smallest(values: np.ndarray) -> np.ndarray:
     """Cast integers to the smallest type that contains them."""
-    values = np.asarray(values)
     low = np.min_scalar_type(values.min())
     high = np.min_scalar_type(values.max())
     return values.astype(np.promote_types(low, high))

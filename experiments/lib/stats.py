@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.lib.records import Rows, column, correct, group_by
+from experiments.lib.records import PREDICTIONS, Rows, column, correct, finished, group_by
 from hypersphere_jax.configs import require
 from hypersphere_jax.evaluation.estimates import students_t
 
 ALPHA = 0.05
+DRAWS = 2000  # of the bootstrap
 PAPER_PROBE = "linear"
 INSTRUMENTS = ("logistic", "knn5", PAPER_PROBE)
 LAYERS = ("backbone", "output")
@@ -56,16 +57,11 @@ class Comparison:
         """Estimates of all instruments except the paper's probe."""
         return [each for name, each in self.estimates.items() if name != PAPER_PROBE]
 
-    @property
-    def p(self) -> float:
-        """The largest p-value, because all deciding instruments have to reject."""
-        return max(each.p for each in self.deciding)
-
     def verdict(self, p: float) -> str:
         """Return the verdict at a p-value that is corrected for the number of comparisons."""
         signs = {int(np.sign(each.effect - self.level)) for each in self.deciding}
-        single_seed = any(each.single_seed for each in self.deciding)
-        if p >= ALPHA or len(signs) > 1 or single_seed:
+        has_single_seed = any(each.single_seed for each in self.deciding)
+        if p >= ALPHA or len(signs) > 1 or has_single_seed:
             return INCONCLUSIVE
         return SUPPORTED if signs == {self.expected} else NOT_SUPPORTED
 
@@ -73,7 +69,9 @@ class Comparison:
 def judge(comparisons: Sequence[Comparison]) -> Rows:
     """Return a tidy row per comparison and instrument; Holm's correction counts all comparisons."""
     rows: Rows = []
-    corrected = holm([comparison.p for comparison in comparisons])
+    # All deciding instruments have to reject.
+    largest = [max(each.p for each in comparison.deciding) for comparison in comparisons]
+    corrected = holm(largest)
     for comparison, p_holm in zip(comparisons, corrected, strict=True):
         verdict = comparison.verdict(p_holm)
         for instrument, estimate in comparison.estimates.items():
@@ -105,30 +103,28 @@ def contrast(
     level: float = 0.0,
     paired: bool = False,
 ) -> Estimate:
-    """Return a weighted sum of mean accuracies minus a level, in points.
+    """Return a weighted sum of mean accuracies minus a level between 0 and 1, in points.
 
     The squared standard error adds the variance over each setting's seeds (over each seed's sum if
     `paired`) and the variance over test samples of the sum of means. Both contain the interaction
     of seeds and samples, so the interval is conservative. Degrees of freedom are Satterthwaite's.
 
-    Args:
-      settings: booleans `[seeds, n]` per setting: which samples were classified correctly.
-      weights: one per setting.
-      level: between 0 and 1.
-      paired: whether row i of all settings belongs to the same seed.
+    A setting has booleans `[seeds, n]`: which samples were classified correctly. With `paired`, row
+    i of all settings belongs to the same seed.
     """
     sides = [weight * np.asarray(of, float) for weight, of in zip(weights, settings, strict=True)]
     by_seed = [np.sum(sides, axis=0)] if paired else sides
-    parts = [
-        (side.mean(axis=1).var(ddof=1) / len(side), len(side) - 1)
-        for side in by_seed
-        if len(side) > 1
-    ]
+    parts = _seed_variances([side.mean(axis=1) for side in by_seed])
     samples = np.sum([side.mean(axis=0) for side in sides], axis=0) - level
     parts.append((samples.var(ddof=1) / len(samples), len(samples) - 1))
     interval, p = students_t(float(samples.mean()), parts)
     single_seed = min(map(len, sides)) == 1
     return Estimate(*(100 * float(end) for end in interval), p, single_seed)
+
+
+def _seed_variances(sides: Sequence[np.ndarray]) -> list[tuple[float, int]]:
+    """Return the variance of the mean over seeds of each side, with its degrees of freedom."""
+    return [(side.var(ddof=1) / len(side), len(side) - 1) for side in sides if len(side) > 1]
 
 
 def accuracy(rows: Rows, score: str) -> Estimate:
@@ -183,11 +179,8 @@ def judge_accuracies(
 ) -> Rows:
     """Judge claims on each layer that was evaluated; Holm's correction counts a layer's claims.
 
-    Args:
-      claims: claims about encoders with the same layers.
-      layers: layers in the order of the table.
-      paired: compare encoders of equal seeds.
-      expected: -1 if the claims predict that the first side is worse.
+    With `paired`, encoders of equal seeds are compared. `expected` is -1 if the claims predict that
+    the first side is worse.
     """
     table: Rows = []
     for layer in layers_of(claims[0].better, layers):
@@ -199,12 +192,11 @@ def judge_accuracies(
     return table
 
 
-def seed_difference(a: Sequence[float], b: Sequence[float] | float = 0.0) -> Estimate:
-    """Return the mean of a minus the mean (or value) of b: Welch's t over seeds, or Student's."""
-    sides = [np.asarray(side, float) for side in (a, b) if np.ndim(side)]
-    other = sides[1].mean() if len(sides) > 1 else b
-    effect = float(sides[0].mean() - other)
-    parts = [(side.var(ddof=1) / len(side), len(side) - 1) for side in sides if len(side) > 1]
+def seed_difference(a: np.ndarray, b: np.ndarray | None = None) -> Estimate:
+    """Return the mean of a minus the mean of b over seeds, by Welch's t, or the mean of a."""
+    sides = [a] if b is None else [a, b]
+    effect = float(a.mean()) if b is None else float(a.mean() - b.mean())
+    parts = _seed_variances(sides)
     single_seed = len(parts) < len(sides)
     if single_seed or not any(part for part, _ in parts):
         return Estimate(effect, math.nan, math.nan, 1.0, single_seed)
@@ -213,32 +205,23 @@ def seed_difference(a: Sequence[float], b: Sequence[float] | float = 0.0) -> Est
 
 
 def resample(
-    settings: Sequence[np.ndarray], values: Sequence[np.ndarray] | None = None, draws: int = 2000
+    settings: Sequence[np.ndarray], values: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean accuracies and mean values with resampled seeds and test samples.
+    """Return mean accuracies and mean values `[settings, draws]` with resampled seeds and samples.
 
     This is the pigeonhole bootstrap (Owen, 2007). Samples are drawn once for all settings, seeds
-    per setting. Deviations over k seeds are scaled by sqrt(k / (k - 1)).
-
-    Args:
-      settings: booleans `[seeds, n]` per setting.
-      values: a number per seed, `[seeds]`, per setting; its seeds are drawn with the accuracy's.
-      draws: number of bootstrap draws.
-
-    Returns:
-      Two arrays `[settings, draws]`.
+    per setting. Deviations over k seeds are scaled by sqrt(k / (k - 1)). A setting has booleans
+    `[seeds, n]` and values `[seeds]`.
     """
     random = np.random.default_rng(1)
-    samples = _sample_weights(settings[0].shape[1], draws)
+    samples = _sample_weights(settings[0].shape[1])
     drawn = np.concatenate(settings).astype(float) @ samples.T
     ends = np.cumsum([len(setting) for setting in settings])[:-1]
-    if values is None:
-        values = [np.zeros(len(setting)) for setting in settings]
     means = []
     other_means = []
     for accuracies, others in zip(np.split(drawn, ends), values, strict=True):  # [seeds, draws]
         k = len(accuracies)
-        counts = random.multinomial(k, np.full(k, 1 / k), size=draws)
+        counts = random.multinomial(k, np.full(k, 1 / k), size=DRAWS)
         weights = (1 + math.sqrt(k / max(1, k - 1)) * (counts - 1)) / k
         means.append((weights.T * accuracies).sum(axis=0))
         other_means.append(weights @ others)
@@ -247,9 +230,9 @@ def resample(
 
 
 @functools.cache
-def _sample_weights(n: int, draws: int) -> np.ndarray:
+def _sample_weights(n: int) -> np.ndarray:
     """Return bootstrap weights of n samples, `[draws, n]`."""
-    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=draws) / n
+    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=DRAWS) / n
 
 
 def bootstrap(effect: float, draws: np.ndarray) -> Estimate:
@@ -259,23 +242,20 @@ def bootstrap(effect: float, draws: np.ndarray) -> Estimate:
     return Estimate(float(effect), low, high, min(1.0, 2 * float(1 + beyond) / (1 + len(draws))))
 
 
-def summarize(rows: Rows, settings: Sequence[str], scores: Sequence[str]) -> list[dict[str, Any]]:
+def summarize(rows: Rows, settings: Sequence[str]) -> Rows:
     """Return a row per setting: mean metrics and accuracies ± half of the 95% interval.
 
-    Args:
-      rows: finished runs; rows without one of the columns are left out.
-      settings: columns that distinguish settings.
-      scores: score columns; those that no row has are left out.
+    `settings` are the columns that distinguish settings; rows without one of them are left out.
     """
     table = []
-    rows = [row for row in rows if all(name in row for name in settings)]
-    for group in group_by(rows, *settings).values():
+    complete = [row for row in finished(rows) if all(name in row for name in settings)]
+    for group in group_by(complete, *settings).values():
         line = {name: group[0][name] for name in settings} | {"seeds": len(group)}
         for metric in ("align", "uniform", "final_loss"):
             if all(metric in row for row in group):
                 line[metric] = float(column(group, metric).mean())
-        for score in scores:
-            if all(score in row.get("predictions", {}) for row in group):
+        for score in group[0].get(PREDICTIONS, {}):
+            if all(score in row[PREDICTIONS] for row in group):
                 mean = accuracy(group, score)
                 line[score] = f"{mean.effect:.2f} ± {(mean.high - mean.low) / 2:.2f}"
         table.append(line)

@@ -6,13 +6,12 @@ run has a `KEY.failed.json` with the reason.
 """
 
 import dataclasses
-import fnmatch
+import functools
 import hashlib
 import json
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import jax
 
 from experiments.lib.evaluation import Evaluation, evaluate
 from experiments.lib.labels import labels_of
-from experiments.lib.processes import run_processes
+from experiments.lib.processes import map_processes
 from experiments.lib.records import PREDICTIONS, Rows, read_predictions, write_predictions
 from experiments.options import SweepOptions
 from hypersphere_jax import data
@@ -83,22 +82,14 @@ class Run:
 Plan = Callable[[Rows], list[Run]]
 
 
-def no_runs(scale: str, rows: Rows) -> list[Run]:
-    """Return no runs, for items that train nothing."""
-    return []
-
-
 def run_all(
     plan: Plan, runs_dir: Path, options: SweepOptions = DEFAULTS, command: str = ""
-) -> tuple[Rows, list[Run]]:
-    """Train and evaluate all runs of a plan, and return their rows and the unfinished runs.
+) -> Rows:
+    """Train and evaluate all runs of a plan, and return their rows.
 
-    Args:
-      plan: (finished rows) -> runs. It is called again after each sweep, as later runs may depend
-        on the rows of earlier ones, until it returns no new runs.
-      runs_dir: folder of the runs.
-      options: options of the sweep.
-      command: recorded in the folder of each run.
+    The plan (finished rows) -> runs is called again after each sweep, as later runs may depend on
+    the rows of earlier ones, until it returns no new runs. `command` is recorded in the folder of
+    each run.
     """
     rows: Rows = []
     names: set[str] = set()
@@ -106,13 +97,10 @@ def run_all(
         runs = [placed(run, runs_dir, options) for run in plan(rows)]
         new_names = {run.config.name for run in runs} - names
         if not new_names:
-            return rows, []
+            return rows
         names |= new_names
         sweep(runs, options, command)
         rows = [row for run in runs for row in read_rows(run) or []]
-        missing = [run for run in runs if read_rows(run) is None]
-        if missing:
-            return rows, missing
 
 
 def placed(run: Run, runs_dir: Path, options: SweepOptions = DEFAULTS) -> Run:
@@ -142,7 +130,7 @@ def data_folder(name: str, data_dir: str | None) -> str | None:
 
 
 def sweep(runs: Sequence[Run], options: SweepOptions, command: str) -> None:
-    """Train and evaluate the unfinished runs that `options.only` selects.
+    """Train and evaluate the unfinished runs.
 
     A run that diverges or runs out of memory is recorded as failed, and the sweep continues.
 
@@ -153,33 +141,29 @@ def sweep(runs: Sequence[Run], options: SweepOptions, command: str) -> None:
     if options.retry:
         for run in runs:
             run.failure_file.unlink(missing_ok=True)
-    configs = [run.config for run in unfinished(runs, options.only)]
+    configs = [run.config for run in unfinished(runs)]
     # Missing images end the sweep before its first run.
     for name, folder in dict.fromkeys((config.data, config.data_dir) for config in configs):
         if name not in (*data.EMBEDDED, *TEXT):
             data.load_raw_splits(DataConfig(data=name, data_dir=folder))
-    use_vmap = options.vmapped
-    if use_vmap is None:
-        use_vmap = options.jobs == 1 and jax.default_backend() != "cpu"
     starts = {run.config.init_from for run in runs}
     first = [run for run in runs if str(run.folder) in starts]
     for wave in (first, runs):
-        failed = {str(run.folder) for run in first if is_untrained(run)}
-        for run in unfinished(wave, options.only):
+        failed = {str(run.folder) for run in first if run.failure_file.exists()}
+        for run in unfinished(wave):
             if run.config.init_from in failed:
                 fail(run, f"{run.config.init_from}, the run it starts from, failed")
-        if use_vmap:
-            train_together(unfinished(wave, options.only), command)
-        to_do = unfinished(wave, options.only)
-        for number, run in enumerate(carry_out_all(to_do, options.jobs, command), 1):
-            print(f"{number} of {len(to_do)}: {outcome(run)}", file=sys.stderr)
+        if options.jobs == 1 and jax.default_backend() != "cpu":
+            train_together(unfinished(wave), command)
+        to_do = unfinished(wave)
+        ended = map_processes(functools.partial(carry_out, command=command), to_do, options.jobs)
+        for number, run in enumerate(ended, 1):
+            print(f"{number} of {len(to_do)}: {run.config.name}", file=sys.stderr)
 
 
-def unfinished(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
-    """Return the runs without rows whose names match one of the patterns."""
-    expression = "|".join(fnmatch.translate(pattern) for pattern in patterns or ("*",))
-    selected = [run for run in runs if re.match(expression, run.config.name)]
-    return [run for run in selected if read_rows(run) is None]
+def unfinished(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs without rows."""
+    return [run for run in runs if read_rows(run) is None]
 
 
 def read_rows(run: Run) -> Rows | None:
@@ -198,32 +182,18 @@ def train_together(runs: Sequence[Run], command: str) -> None:
     """Train runs in one program where possible, without evaluating them."""
     if len(runs) < 2:
         return
-    configs = [run.config for run in runs]
-    xla.keep_compiled(configs[0].cache_dir)
-    for run, result in zip(runs, train_vmapped(configs, command), strict=True):
+    results = train_vmapped([run.config for run in runs], command)
+    for run, result in zip(runs, results, strict=True):
         if isinstance(result, Diverged):
             fail(run, result.reason)
-
-
-def carry_out_all(runs: Sequence[Run], jobs: int, command: str) -> Iterator[Run]:
-    """Carry out runs, several at a time, and yield each when it ends."""
-    if jobs == 1:
-        for run in runs:
-            carry_out(run, command)
-            yield run
-        return
-    for index in run_processes([(carry_out, run, command) for run in runs], jobs):
-        yield runs[index]
 
 
 def carry_out(run: Run, command: str = "") -> None:
     """Train and evaluate a run, and write its rows or the reason of its failure."""
     xla.keep_compiled(run.config.cache_dir)
     began = time.monotonic()
-    is_trained = False
     try:
         folder = train(run.config, command)
-        is_trained = True
         seconds = {"seconds_training": round(time.monotonic() - began, 1)}
         rows = evaluate(folder, run.evaluation)
     except Diverged as error:
@@ -232,26 +202,13 @@ def carry_out(run: Run, command: str = "") -> None:
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not memory.is_used_up(error):
             raise
-        fail(run, memory.described(error)[:200], is_trained)
+        fail(run, memory.described(error)[:200])
         return
     write_predictions(run.rows_file.with_suffix(".npz"), rows)
     plain = [{name: row[name] for name in row if name != PREDICTIONS} for row in rows]
     write_json(run.rows_file, {"rows": [row | seconds for row in plain]})
 
 
-def fail(run: Run, reason: str, is_trained: bool = False) -> None:
-    """Record that a run failed, perhaps in its evaluation, after it was trained."""
-    write_json(run.failure_file, {"reason": reason, "is_trained": is_trained})
-
-
-def is_untrained(run: Run) -> bool:
-    """Return whether the training of a run failed."""
-    failure = read_kept(run.failure_file, ("reason",))
-    return failure is not None and not failure.get("is_trained", False)
-
-
-def outcome(run: Run) -> str:
-    """Return the name of a run that ended, with its scores or the reason of its failure."""
-    *_, row = read_rows(run) or []
-    scores = [f"{name} {row[name]:.1f}" for name in row.get(PREDICTIONS, {})]
-    return f"{run.config.name}: {row.get('reason') or ', '.join(scores) or 'trained'}"
+def fail(run: Run, reason: str) -> None:
+    """Record that a run failed."""
+    write_json(run.failure_file, {"reason": reason})

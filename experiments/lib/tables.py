@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.lib.records import Rows, finished, key_of, parse_cell
-from hypersphere_jax.configs import require
 
 FOLDER = Path(__file__).parent.parent / "paper_tables"
-TABLES = sorted(f"{file.parent.name}/{file.stem}" for file in FOLDER.glob("*/*.csv"))
 
 
 class TableRow(NamedTuple):
@@ -25,37 +23,22 @@ class TableRow(NamedTuple):
     table: str
     number: int  # from 1
     values: dict[str, Any]  # numbers, booleans, text; None for an empty cell
-    lost: tuple[str, ...]  # columns that were printed but are no longer legible
-    suspect: tuple[str, ...]  # columns that may be misread; `note` has the reason
 
 
 @functools.cache
 def table_rows(table: str) -> tuple[TableRow, ...]:
-    """Return all rows of a table, including rows with lost cells.
-
-    Raises:
-      UserError: for an unknown table.
-    """
-    require(table in TABLES, f"no table {table!r}: there are {', '.join(TABLES)}")
+    """Return all rows of a table, including rows with lost cells."""
     with (FOLDER / f"{table}.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
     rows = []
     for number, cells in enumerate(lines, 1):
         values = {name: parse_cell(cell) for name, cell in cells.items()}
-        lost = tuple(filter(None, cells.get("lost_cells", "").split(";")))
-        suspect = tuple(filter(None, cells.get("suspect_cells", "").split(";")))
-        rows.append(TableRow(table, number, values, lost, suspect))
+        rows.append(TableRow(table, number, values))
     return tuple(rows)
 
 
 def table_row(table: str, number: int) -> TableRow:
-    """Return a row by its number, from 1.
-
-    Raises:
-      UserError: for an unknown table or row.
-    """
-    count = len(table_rows(table))
-    require(1 <= number <= count, f"row {number}: {table} has rows 1 to {count}")
+    """Return a row by its number, from 1."""
     return table_rows(table)[number - 1]
 
 
@@ -69,6 +52,12 @@ def printed_scores(row: TableRow) -> dict[str, float]:
     }
 
 
+def printed_labels(row: TableRow) -> dict[str, Any]:
+    """Return the labels of a run of this row, with the printed results as `paper_…`."""
+    scores = {f"paper_{name}": value for name, value in printed_scores(row).items()}
+    return {"table": row.table, "row": row.number, **scores}
+
+
 def printed_column(table: str, score: str, *names: str) -> dict[Any, float]:
     """Return a printed score by the values of columns, where it was not lost."""
     return {
@@ -78,21 +67,18 @@ def printed_column(table: str, score: str, *names: str) -> dict[Any, float]:
     }
 
 
-def our_column(printed: str) -> str:
-    """Return our column of a printed one, e.g. `val_output_linear` or `cv_top1`."""
-    score = printed.removeprefix("cv_").removeprefix("val_")
-    score = {"top1": "backbone_linear", "top5": "backbone_linear_top5"}.get(score, score)
-    return f"{score}_cv" if printed.startswith("cv_") else score
-
-
 def differences(rows: Rows) -> Rows:
     """Return a row per encoder and printed number: the paper's, ours, and the difference."""
     table = []
     for row in finished(rows):
-        for printed, paper in row.items():
-            ours = our_column(printed.removeprefix("paper_"))
-            if printed.startswith("paper_") and ours in row:
-                line = {name: row[name] for name in ("table", "row", "loss")}
+        printed = {name: value for name, value in row.items() if name.startswith("paper_")}
+        for name, paper in printed.items():
+            score = name.removeprefix("paper_").removeprefix("val_").removeprefix("cv_")
+            ours = {"top1": "backbone_linear", "top5": "backbone_linear_top5"}.get(score, score)
+            if name.startswith("paper_cv_"):
+                ours += "_cv"
+            if ours in row:
+                line = {label: row[label] for label in ("table", "row", "loss")}
                 numbers = {"paper": paper, "ours": row[ours], "effect": row[ours] - paper}
                 table.append(line | {"score": ours} | numbers)
     return table

@@ -12,21 +12,11 @@ initial rate, whatever the batch. Shorter runs (finetuning, 12 epochs) have no d
 from typing import Any
 
 from experiments import PRETRAIN
-from experiments.lib.evaluation import Evaluation
-from experiments.lib.records import Rows
-from experiments.lib.sweep import Run
-from experiments.lib.tables import TableRow, printed_scores, table_row, table_rows
+from experiments.lib import Evaluation, Rows, Run, records, tables
+from experiments.lib.tables import TableRow
 from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, require
 
-LOSS_OPTIONS = (
-    "contrastive_weight",
-    "contrastive_tau",
-    "align_weight",
-    "align_alpha",
-    "uniform_weight",
-    "uniform_t",
-    "uniform_intra_batch",
-)
+LOSS_OPTIONS = tuple(vars(ObjectiveConfig()))
 TRAINING_OPTIONS = ("init", "epochs", "batch_size", "queue_size", "initial_lr", "dim")
 SETTINGS = (*LOSS_OPTIONS, *TRAINING_OPTIONS, "l2_normalized")
 
@@ -50,18 +40,16 @@ BASES = {
     "wang-isola/table10": PRETRAIN["moco_imagenet100/contrastive"],
     "wang-isola/table11": PRETRAIN["quick_thought/contrastive"],
 }
-
 # The paper's evaluations.
 EVALUATE_STL10 = Evaluation(layers=("output", "fc7"))
-EVALUATE_NYU = Evaluation(layers=("conv5", "conv4"), depth=True)
-EVALUATE_IMAGENET100 = Evaluation(layers=("backbone",), protocol="moco_imagenet100", folds=3)
-EVALUATE_IMAGENET = Evaluation(layers=("backbone",), protocol="moco", folds=None)
 EVALUATE_BOOKS = Evaluation(protocol="quick_thought", tasks=("mr", "cr"))
 EVALUATE_CIFAR10 = Evaluation(folds=None)
 # Rows of the tables of best encoders, and the kinds of loss among which each is selected.
-SELECTIONS: dict[str, tuple[str, ...] | None] = {
-    "best contrastive only": ("contrastive",),
-    "best align and uniform only": ("align+uniform",),
+CONTRASTIVE = "best contrastive only"
+ALIGN_UNIFORM = "best align and uniform only"
+SELECTIONS = {
+    CONTRASTIVE: ("contrastive",),
+    ALIGN_UNIFORM: ("align+uniform",),
     "best among all encoders": None,
 }
 
@@ -71,38 +59,33 @@ def start_rows(row: TableRow) -> list[TableRow]:
     mark = row.values.get("init", "rand")
     if mark in ("rand", None):
         return []
-    return [other for other in table_rows(row.table) if other.values["init_mark"] == mark]
+    return [other for other in tables.table_rows(row.table) if other.values["init_mark"] == mark]
 
 
-def refusal(row: TableRow) -> str | None:
-    """Return why a row does not specify a config, or None."""
-    where = f"{row.table}, row {row.number}"
-    if row.table not in BASES:
-        return f"{where}: no config; tables with configs are {', '.join(BASES)}"
-    note = f" ({row.values['note']})" if row.values.get("note") else ""
-    for columns, reason in ((row.lost, "lost"), (row.suspect, "doubtful")):
-        settings = [name for name in columns if name in SETTINGS]
-        if settings:
-            return f"{where}: {reason} in the paper's text: {', '.join(settings)}{note}"
-    if row.values.get("init", "rand") != "rand" and len(start_rows(row)) != 1:
-        return f"{where}: no row has the mark of the encoder that it starts from for certain"
-    return None
+def is_certain(row: TableRow) -> bool:
+    """Return whether a row specifies a config: no setting was lost or may be misread."""
+    is_random = row.values.get("init", "rand") == "rand"
+    doubtful = [row.values.get(name) or "" for name in ("lost_cells", "suspect_cells")]
+    is_legible = set(SETTINGS).isdisjoint(";".join(doubtful).split(";"))
+    return is_legible and (is_random or len(start_rows(row)) == 1)
+
+
+def certain_rows(table: str) -> list[TableRow]:
+    """Return the rows of a table that specify a config."""
+    return [row for row in tables.table_rows(table) if is_certain(row)]
 
 
 def config_of(row: TableRow, scale: str = "paper") -> PretrainConfig:
-    """Return the config of a row's encoder.
+    """Return the config of a row of Tables 5 or 8 to 11.
 
-    Rows with equal settings get the seeds 0, 1, … in the order of the table.
-
-    Args:
-      row: a row of Tables 5 or 8 to 11.
-      scale: `paper`, `laptop` (STL-10 and BookCorpus), `cifar10` or `gpu` (STL-10).
+    Rows with equal settings get the seeds 0, 1, … in the order of the table. The scale is `paper`,
+    `laptop` (STL-10 and BookCorpus), `cifar10` or `gpu` (STL-10).
 
     Raises:
-      UserError: for a `refusal`.
+      UserError: for a row that is not certain.
     """
-    reason = refusal(row)
-    require(reason is None, str(reason))
+    message = f"{row.table}, row {row.number}: settings are lost or doubtful in the paper's text"
+    require(is_certain(row), message)
     base = BASES[row.table]
     values = row.values
     epochs = values["epochs"]
@@ -122,41 +105,34 @@ def config_of(row: TableRow, scale: str = "paper") -> PretrainConfig:
         scaling="none",
         decay_at=tuple(epoch / epochs for epoch in decay_epochs if epoch < epochs),
     )
-    return at_scale(config, scale)
+    return config if scale == "paper" else at_scale(config, scale)
 
 
 def run_of(row: TableRow, scale: str, evaluation: Evaluation, seed: int | None = None) -> Run:
-    """Return the run of a row, with the printed results as `paper_…` columns.
-
-    Args:
-      row: a row of a table.
-      scale: as for `config_of`.
-      evaluation: measurements of the encoder.
-      seed: another seed than the row's.
-    """
+    """Return the run of a row. The scale is as for `config_of`, the seed defaults to the row's."""
     config = config_of(row, scale)
     if seed is not None:
         config = config.replace(name=f"{config.name}_seed{seed}", seed=seed)
-    labels: dict[str, Any] = {"table": row.table, "row": row.number}
-    labels |= {f"paper_{name}": value for name, value in printed_scores(row).items()}
-    if row.values.get("nan_occurred"):
-        labels["paper_diverged"] = True
-    return Run(config, labels, evaluation)
+    return Run(config, tables.printed_labels(row), evaluation)
 
 
 def table_runs(table: str, evaluation: Evaluation, scale: str, rows: Rows) -> list[Run]:
     """Return the runs of all rows that specify a config, the encoders they start from first."""
-    certain = [row for row in table_rows(table) if refusal(row) is None]
+    certain = certain_rows(table)
     starts = [start for row in certain for start in start_rows(row)]
-    ordered = dict.fromkeys(row.number for row in (*starts, *certain))
-    return [run_of(table_row(table, number), scale, evaluation) for number in ordered]
+    numbers = dict.fromkeys(row.number for row in (*starts, *certain))
+    return [run_of(tables.table_row(table, number), scale, evaluation) for number in numbers]
 
 
-def random_rows(table: str) -> list[TableRow]:
-    """Return the rows with certain settings that start from random initialization."""
-    return [
-        row for row in table_rows(table) if refusal(row) is None and row.values["init"] == "rand"
-    ]
+def selected(rows: Rows, score: str) -> dict[str, int]:
+    """Return the row of the table with the best mean held-out score, by selection."""
+    groups = records.group_by(rows, "row")
+    held_out = {number: records.column(group, score).mean() for number, group in groups.items()}
+    chosen = {}
+    for name, kinds in SELECTIONS.items():
+        numbers = [n for n, group in groups.items() if kinds is None or group[0]["kind"] in kinds]
+        chosen[name] = max(numbers, key=held_out.__getitem__)
+    return chosen
 
 
 def _run_name(row: TableRow) -> str:
@@ -166,7 +142,7 @@ def _run_name(row: TableRow) -> str:
 def _repeats(row: TableRow) -> int:
     """Return how many earlier rows have the same settings."""
     settings = [row.values.get(name) for name in SETTINGS]
-    earlier = table_rows(row.table)[: row.number - 1]
+    earlier = tables.table_rows(row.table)[: row.number - 1]
     return sum([other.values.get(name) for name in SETTINGS] == settings for other in earlier)
 
 
@@ -186,9 +162,6 @@ SMALLER = {
 
 def at_scale(config: PretrainConfig, scale: str) -> PretrainConfig:
     """Return the run with fewer epochs and a smaller batch (2 pairs at least), and its rate."""
-    if scale == "paper":
-        return config
-    name = f"{config.name}_{scale}"
     if config.data == "books":
         # Eight novels: 300 steps instead of 132,000, too few to learn the long memory with which
         # `chrono` starts.
@@ -203,4 +176,5 @@ def at_scale(config: PretrainConfig, scale: str) -> PretrainConfig:
             "epochs": max(1, config.epochs // epochs),
             "batch_size": batch_size,
         }
+    name = f"{config.name}_{scale}"
     return config.replace(name=name, learning_rate=rate, devices=1, log_every_steps=50, **changes)

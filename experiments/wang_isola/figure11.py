@@ -14,15 +14,12 @@ from pathlib import Path
 import numpy as np
 from scipy import special
 
-from experiments.lib.plots import curves, line
-from experiments.lib.records import Rows
+from experiments.lib import Rows, plots
 from experiments.lib.stats import check
-from experiments.lib.sweep import no_runs
 from hypersphere_jax import theory
 from hypersphere_jax.reporting.plots.style import UNIFORM_LABEL
 
 SCALES = ("laptop", "gpu", "paper")
-runs = no_runs
 TS = (0.5, 1.0, 2.0, 4.0)
 DIMS = 2 ** np.arange(1, 13)
 
@@ -47,7 +44,7 @@ def analyze(rows: Rows) -> Rows:
 
 def plot(rows: Rows, path: Path) -> None:
     """Draw the optimum and its limit over the dimension."""
-    panels = {"": {f"t = {t:g}": line(DIMS, optima(t)) for t in TS}}
+    panels = {"": {f"t = {t:g}": plots.line(DIMS, optima(t)) for t in TS}}
     levels = {f"limit {-2 * t:g}": -2 * t for t in TS}
     labels = {"xlabel": "feature dimension m", "ylabel": f"optimal {UNIFORM_LABEL}"}
-    curves(panels, path, levels=levels, xscale="log", **labels)
+    plots.curves(panels, path, levels=levels, xscale="log", **labels)

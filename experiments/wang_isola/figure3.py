@@ -15,15 +15,17 @@ pairs are closer than those of the supervised encoder.
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from experiments.lib.circle import Band, circle_figure
-from experiments.lib.evaluation import Evaluation, output_features
-from experiments.lib.records import Rows, column, finished
-from experiments.lib.stats import Comparison, judge, seed_difference
-from experiments.lib.sweep import Run
+import numpy as np
+
+from experiments.lib import Evaluation, Rows, Run, records, stats
+from experiments.lib.records import column
+from experiments.wang_isola.circle import Band, circle_figure
 from experiments.wang_isola.encoders import STL10, cifar10
+from hypersphere_jax import data
 from hypersphere_jax.configs import ObjectiveConfig
+from hypersphere_jax.evaluation.features import pair_features, split_features
+from hypersphere_jax.training import distributed, run_dir
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("encoder", "step")
@@ -48,8 +50,8 @@ def runs(scale: str, rows: Rows) -> list[Run]:
     if scale == "laptop":
         base = base.replace(**cifar10(width=0.125, image_size=16))
         base = base.replace(epochs=4, batch_size=128, learning_rate=0.06, devices=1)
-    planned = []
     seeds = range(1) if scale == "paper" else range(3)
+    planned = []
     for (name, objective), seed in itertools.product(OBJECTIVES.items(), seeds):
         suffix = f"_seed{seed}" if seed else ""
         config = base.replace(name=f"circle_{name}{suffix}", seed=seed, **vars(objective))
@@ -61,7 +63,7 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 def encoders(rows: Rows, shown: Mapping[str, tuple[str, bool]] = ENCODERS) -> dict[str, Rows]:
     """Return the rows of each encoder of the figure."""
     groups: dict[str, Rows] = {title: [] for title in shown}
-    for row in finished(rows):
+    for row in records.finished(rows):
         for title, encoder in shown.items():
             if encoder == (row["encoder"], row["step"] == 0):
                 groups[title].append(row)
@@ -78,32 +80,41 @@ def analyze(rows: Rows) -> Rows:
     }
     comparisons = []
     for (claim, metric), others in pairs.items():
-        estimate = seed_difference(column(contrastive, metric), column(others, metric))
-        comparisons.append(Comparison(claim, {metric: estimate}, expected=-1))
-    return judge(comparisons)
+        estimate = stats.seed_difference(column(contrastive, metric), column(others, metric))
+        comparisons.append(stats.Comparison(claim, {metric: estimate}, expected=-1))
+    return stats.judge(comparisons)
 
 
 def plot(rows: Rows, path: Path) -> None:
-    """Draw the first seed of each encoder, from its checkpoint."""
-    drawn = [band(name, encoder, CLASSES) for name, encoder in features(rows).items()]
+    """Draw the first seed of each encoder."""
+    drawn = bands(rows, CLASSES)
     if drawn:
         circle_figure(drawn, path)
 
 
-def band(name: str, encoder: dict[str, Any], classes: Sequence[str]) -> Band:
-    """Return the panels of an encoder: all features, and features of each class."""
-    panels = {"all classes": encoder["features"]}
-    for label in classes:
-        is_class = encoder["labels"] == encoder["class_names"].index(label)
-        panels[label] = encoder["features"][is_class]
-    return Band(name, panels, encoder["pair_distances"])
+def bands(rows: Rows, classes: Sequence[str]) -> list[Band]:
+    """Return all features and features of classes, by the first seed of each encoder.
 
-
-def features(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Load the features of the first seed of each encoder, where its checkpoint exists."""
-    loaded = {}
+    Encoders without a checkpoint are left out.
+    """
+    drawn = []
     for title, (row, *_) in encoders(rows).items():
         if "folder" in row:
             step = 0 if row["step"] == 0 else None
-            loaded[title] = output_features(Path(row["folder"]), step)
-    return loaded
+            drawn.append(band(title, Path(row["folder"]), step, classes))
+    return drawn
+
+
+def band(title: str, folder: Path, step: int | None, classes: Sequence[str]) -> Band:
+    """Return the features of test images by a checkpoint."""
+    encoder = run_dir.load_encoder(folder, step)
+    dataset = data.load(encoder.config)
+    devices = distributed.local_devices(1)
+    x, y = pair_features(encoder, dataset.test, devices)
+    output = split_features(encoder, dataset.test, ["output"], devices).features["output"]
+    features = np.asarray(output.x)
+    labels = np.asarray(dataset.test.labels)
+    panels = {"all classes": features}
+    for name in classes:
+        panels[name] = features[labels == [*dataset.class_names].index(name)]
+    return Band(title, panels, np.linalg.norm(x - y, axis=1))

@@ -9,19 +9,19 @@ Result: all 8 potentials agree with the exact values within 3 standard errors, a
 have the least potential. The paper does not define its distributions, so other ones are used here.
 """
 
-import functools
 import math
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import jax
 import numpy as np
 from scipy import special
 
-from experiments.lib.circle import Band, circle_figure
-from experiments.lib.records import Rows
+from experiments.lib import Rows
 from experiments.lib.stats import check
 from experiments.wang_isola import figure3
+from experiments.wang_isola.circle import Band, circle_figure
 from hypersphere_jax import uniform_loss
 
 SCALES = figure3.SCALES
@@ -31,9 +31,7 @@ T = 2.0
 POINTS = 10_000
 WAVES = np.arange(1, 80)  # Fourier coefficients of the potential; later ones vanish
 # A sampler of POINTS angles, and the moments |E exp(i k angle)| of integers k >= 0.
-Distribution = tuple[
-    Callable[[np.random.Generator], np.ndarray], Callable[[np.ndarray], np.ndarray]
-]
+Distribution = tuple[Callable, Callable]
 
 
 def von_mises_mixture(kappa: float, modes: int = 1) -> Distribution:
@@ -51,10 +49,8 @@ def von_mises_mixture(kappa: float, modes: int = 1) -> Distribution:
 
 def uniform_arc(width: float) -> Distribution:
     """Return the uniform distribution of angles on an arc."""
-    return (
-        lambda random: random.uniform(-width / 2, width / 2, POINTS),
-        lambda k: np.abs(np.sinc(k * width / (2 * np.pi))),
-    )
+    sample = partial(np.random.Generator.uniform, low=-width / 2, high=width / 2, size=POINTS)
+    return sample, lambda k: np.abs(np.sinc(k * width / (2 * np.pi)))
 
 
 DISTRIBUTIONS = {
@@ -67,6 +63,22 @@ DISTRIBUTIONS = {
     "vMF, κ = 100": von_mises_mixture(100.0),
     "one point": uniform_arc(0.0),
 }
+
+
+@cache
+def samples() -> dict[str, np.ndarray]:
+    """Return points `[n, 2]` of each distribution."""
+    random = np.random.default_rng(0)
+    points = {}
+    for name, (sample, _) in DISTRIBUTIONS.items():
+        angles = sample(random)
+        points[name] = np.stack((np.cos(angles), np.sin(angles)), axis=1)
+    return points
+
+
+def measured_potential(points: np.ndarray) -> float:
+    """Return exp(L_uniform) of points `[n, 2]` at t = 2."""
+    return math.exp(float(jax.jit(uniform_loss)(np.asarray(points, np.float32), T)))
 
 
 def expected_potential(moment: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -94,22 +106,6 @@ def potential_error(points: np.ndarray) -> float:
     return math.sqrt(4 * per_point.var() / n + 2 / n**2)
 
 
-def measured_potential(points: np.ndarray) -> float:
-    """Return exp(L_uniform) of points `[n, 2]` at t = 2."""
-    return math.exp(float(jax.jit(uniform_loss)(np.asarray(points, np.float32), T)))
-
-
-@functools.cache
-def samples() -> dict[str, np.ndarray]:
-    """Return points `[n, 2]` of each distribution."""
-    random = np.random.default_rng(0)
-    points = {}
-    for name, (sample, _) in DISTRIBUTIONS.items():
-        angles = sample(random)
-        points[name] = np.stack((np.cos(angles), np.sin(angles)), axis=1)
-    return points
-
-
 def analyze(rows: Rows) -> Rows:
     """Compare measured potentials with the exact values."""
     table = []
@@ -128,12 +124,11 @@ def analyze(rows: Rows) -> Rows:
 def plot(rows: Rows, path: Path) -> None:
     """Draw the samples and the encoders of Figure 3."""
     points = dict(samples())
-    for name, encoder in figure3.features(rows).items():
-        points[name] = encoder["features"]
-    panels = {
-        f"{name}\nmean $G_2$ {measured_potential(features):.4f}": features
+    for band in figure3.bands(rows, classes=()):
+        points[band.name] = band.panels["all classes"]
+    panels = [
+        (f"{name}\nmean $G_2$ {measured_potential(features):.4f}", features)
         for name, features in points.items()
-    }
-    items = [*panels.items()]
-    bands = [Band("", dict(items[start : start + 4])) for start in range(0, len(items), 4)]
-    circle_figure(bands, path)
+    ]
+    rows_of_panels = [dict(panels[start : start + 4]) for start in range(0, len(panels), 4)]
+    circle_figure([Band("", row) for row in rows_of_panels], path)

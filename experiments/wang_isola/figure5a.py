@@ -15,12 +15,9 @@ inconclusive over the better half on digits.
 import dataclasses
 from functools import partial
 
-from experiments.lib.evaluation import Evaluation
-from experiments.lib.records import Rows
-from experiments.lib.stats import columns_of
-from experiments.lib.sweep import Run
-from experiments.lib.tables import table_row
-from experiments.wang_isola.encoders import EVALUATE_CIFAR10, EVALUATE_STL10, random_rows, run_of
+from experiments.lib import Evaluation, Rows, Run, stats, tables
+from experiments.wang_isola import encoders
+from experiments.wang_isola.encoders import run_of
 from experiments.wang_isola.plane import analyze_plane, plot_plane
 
 SCALES = ("laptop", "gpu", "paper")
@@ -34,23 +31,25 @@ CONTRASTIVE_ROWS = (67, 69, 79, 83, 85, 87)
 ALIGN_UNIFORM_ROWS = (145, 154, 158, 174, 186, 184, 198)
 MIXTURE_ROWS = (89, 95, 107, 109)
 
-analyze = partial(analyze_plane, scores=columns_of("output"))
-plot = partial(plot_plane, scores=columns_of("output"))
+RANDOM_ROWS = [row for row in encoders.certain_rows(TABLE) if row.values["init"] == "rand"]
+
+analyze = partial(analyze_plane, scores=stats.columns_of("output"))
+plot = partial(plot_plane, scores=stats.columns_of("output"))
 
 
 def runs(scale: str, rows: Rows) -> list[Run]:
     """Return the encoders of a scale."""
     if scale == "paper":
-        return [run_of(row, "paper", EVALUATE_STL10) for row in random_rows(TABLE)]
+        return [run_of(row, scale, encoders.EVALUATE_STL10) for row in RANDOM_ROWS]
     if scale == "gpu":
-        return cifar10_runs("gpu")
+        return cifar10_runs(scale)
     return [*digits_runs(), *cifar10_runs("cifar10")]
 
 
 def cifar10_runs(config_scale: str) -> list[Run]:
     """Return the encoders of CIFAR-10."""
     return [
-        run_of(table_row(TABLE, number), config_scale, EVALUATE_CIFAR10, seed)
+        run_of(tables.table_row(TABLE, number), config_scale, encoders.EVALUATE_CIFAR10, seed)
         for number in (*CONTRASTIVE_ROWS, *ALIGN_UNIFORM_ROWS, *MIXTURE_ROWS)
         for seed in CIFAR10_SEEDS[config_scale]
     ]
@@ -59,8 +58,8 @@ def cifar10_runs(config_scale: str) -> list[Run]:
 def digits_runs() -> list[Run]:
     """Return the encoders of digits. Rows that become equal at this scale are trained once."""
     distinct = {}
-    for row in random_rows(TABLE):
-        config = run_of(row, "laptop", Evaluation()).config
+    for row in RANDOM_ROWS:
+        config = encoders.config_of(row, "laptop")
         distinct.setdefault(dataclasses.replace(config, name="encoder", seed=0), row)
     # The first seed is the run of Table 8, under its name.
     return [

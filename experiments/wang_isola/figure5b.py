@@ -11,18 +11,17 @@ Not run.
 
 from functools import partial
 
-from experiments.lib.records import Rows
-from experiments.lib.tables import differences
-from experiments.wang_isola.encoders import EVALUATE_NYU, table_runs
+from experiments.lib import Evaluation, Rows, tables
+from experiments.wang_isola.encoders import table_runs
 from experiments.wang_isola.plane import analyze_plane, plot_plane
 
 SCALES = ("paper",)
 SETTINGS = ("row", "loss")
 SCORES = {"mean squared error": "conv5_mse"}
 plot = partial(plot_plane, scores=SCORES, lower_is_better=True)
-runs = partial(table_runs, "wang-isola/table9", EVALUATE_NYU)
+runs = partial(table_runs, "wang-isola/table9", Evaluation(("conv5", "conv4"), depth=True))
 
 
 def analyze(rows: Rows) -> Rows:
     """Correlate the error with the metrics, and list differences from the printed numbers."""
-    return analyze_plane(rows, SCORES, expected=1) + differences(rows)
+    return analyze_plane(rows, SCORES, expected=1) + tables.differences(rows)

@@ -14,13 +14,8 @@ uniformity only by 9.5), inconclusive on digits.
 import math
 from pathlib import Path
 
-from experiments.lib.evaluation import Evaluation
-from experiments.lib.plots import accuracy_lines, curves, metric_lines
-from experiments.lib.records import Rows, group_by
-from experiments.lib.stats import Claim, judge_accuracies
-from experiments.lib.sweep import Run
-from experiments.lib.tables import table_row, table_rows
-from experiments.wang_isola.encoders import config_of, refusal, run_of
+from experiments.lib import Evaluation, Rows, Run, plots, records, stats, tables
+from experiments.wang_isola.encoders import config_of, is_certain, run_of
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("data", "align_weight", "uniform_weight")
@@ -35,12 +30,7 @@ SWEEPS = {
     ),
     "gpu": (("gpu", "gpu", (0, 1 / 16, 1 / 4), range(3), Evaluation(folds=None)),),
 }
-OTHER_RATIOS = {
-    "alignment only": (1, 0),
-    "uniformity only": (0, 1),
-    "4 : 1": (4, 1),
-    "1 : 4": (1, 4),
-}
+RATIOS = {"alignment only": (1, 0), "uniformity only": (0, 1), "4 : 1": (4, 1), "1 : 4": (1, 4)}
 
 
 def runs(scale: str, rows: Rows) -> list[Run]:
@@ -49,7 +39,7 @@ def runs(scale: str, rows: Rows) -> list[Run]:
         return paper_runs()
     planned = []
     for name, config_scale, smaller, seeds, evaluation in SWEEPS[scale]:
-        base = config_of(table_row(TABLE, EQUAL_ROW), config_scale)
+        base = config_of(tables.table_row(TABLE, EQUAL_ROW), config_scale)
         # From alignment only to uniformity only.
         align_heavy = [(1, weight) for weight in smaller]
         uniform_heavy = [(weight, 1) for weight in reversed(smaller)]
@@ -65,9 +55,9 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 def paper_runs() -> list[Run]:
     """Return the rows of Table 8 that differ from the best align+uniform row in weights only."""
     planned = []
-    for row in table_rows(TABLE)[PAPER_ROWS]:
+    for row in tables.table_rows(TABLE)[PAPER_ROWS]:
         has_defaults = all(row.values[name] in (2, None) for name in ("align_alpha", "uniform_t"))
-        if has_defaults and refusal(row) is None:
+        if has_defaults and is_certain(row):
             run = run_of(row, "paper", Evaluation())
             names = ("align_weight", "uniform_weight")
             planned.append(run.replace({name: getattr(run.config, name) for name in names}))
@@ -77,14 +67,14 @@ def paper_runs() -> list[Run]:
 def analyze(rows: Rows) -> Rows:
     """Compare equal weights with the ends of the U and with ratios of 4, on the output."""
     claims = []
-    for data, group in group_by(rows, "data").items():
+    for data, group in records.group_by(rows, "data").items():
         equal = of_ratio(group, (1, 1))
-        for name, ratio in OTHER_RATIOS.items():
+        for name, ratio in RATIOS.items():
             others = of_ratio(group, ratio)
             if equal and others:
                 text = f"equal weights are better than {name}"
-                claims.append(Claim(text, equal, others, {"data": data}))
-    return judge_accuracies(claims, ["output"])
+                claims.append(stats.Claim(text, equal, others, {"data": data}))
+    return stats.judge_accuracies(claims, ["output"])
 
 
 def of_ratio(rows: Rows, ratio: tuple[float, float]) -> Rows:
@@ -95,17 +85,11 @@ def of_ratio(rows: Rows, ratio: tuple[float, float]) -> Rows:
 
 def plot(rows: Rows, path: Path) -> None:
     """Draw accuracies and metrics over the weights, a column per data set."""
-    above = {}
-    below = {}
-    own = {}
-    ordered = sorted((row | {"angle": angle(row)} for row in rows), key=lambda row: row["angle"])
-    for data, group in group_by(ordered, "data").items():
-        by_angle = group_by(group, "angle")
-        above[data] = accuracy_lines(by_angle, "output")
-        below[f"{data}, metrics"] = metric_lines(by_angle)
-        own[data] = {"ylabel": "accuracy on the output (%)"}
-        own[f"{data}, metrics"] = {"ylabel": "metric", "xlabel": "angle of both weights (degrees)"}
-    curves(above | below, path, across=len(above), share=("col", "row"), own=own)
+    columns = {}
+    for data, group in records.group_by(sorted(rows, key=angle), "data").items():
+        by_weights = records.group_by(group, "align_weight", "uniform_weight")
+        columns[data] = {angle(members[0]): members for members in by_weights.values()}
+    plots.accuracy_and_metric_curves(columns, path, xlabel="angle of both weights (degrees)")
 
 
 def angle(row: dict) -> float:

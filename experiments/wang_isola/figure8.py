@@ -9,19 +9,13 @@ laptop: 3 encoders of CIFAR-10 at 16 pixels (tau 2.5), each finetuned for one ep
         84 minutes on one CPU core.
 gpu:    the same with SmallAlexNet, 10 epochs and 1 more; 20 minutes on one H100 (estimated).
 paper:  row 278 of Table 8 (tau 2) and the encoders that start from it.
-Result (laptop): inconclusive. With 3 starts only very large differences can be significant.
-
-The control continues with the contrastive loss, which separates the objective from longer training.
+Result (laptop): inconclusive. With 3 starts only very large differences can be significant. The
+control continues with the contrastive loss.
 """
 
 from pathlib import Path
 
-from experiments.lib.evaluation import Evaluation
-from experiments.lib.plots import accuracy_lines, curves, metric_lines
-from experiments.lib.records import Rows, column, group_by
-from experiments.lib.stats import Claim, judge_accuracies
-from experiments.lib.sweep import Run
-from experiments.lib.tables import table_row
+from experiments.lib import Evaluation, Rows, Run, plots, records, stats, tables
 from experiments.wang_isola.encoders import run_of
 from hypersphere_jax.configs import ObjectiveConfig, section
 
@@ -51,7 +45,7 @@ def runs(scale: str, rows: Rows) -> list[Run]:
     planned = []
     config_scale = {"laptop": "cifar10", "gpu": "gpu"}[scale]
     for seed in SEEDS:
-        row = table_row(TABLE, START_ROW)
+        row = tables.table_row(TABLE, START_ROW)
         start = run_of(row, config_scale, Evaluation(folds=None), seed)
         planned.append(start)
         objectives = {CONTROL: section(start.config, ObjectiveConfig), **OBJECTIVES}
@@ -64,15 +58,14 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 
 def paper_runs() -> list[Run]:
     """Return row 278, the control, and the encoders that start from that row."""
-    start = run_of(table_row(TABLE, PAPER_START_ROW), "paper", Evaluation())
-    rows = {panel: table_row(TABLE, number) for panel, number in PAPER_ROWS.items()}
-    others = {panel: run_of(row, "paper", ALONG) for panel, row in rows.items()}
+    start = run_of(tables.table_row(TABLE, PAPER_START_ROW), "paper", Evaluation())
+    planned = [start]
+    for panel, number in PAPER_ROWS.items():
+        run = run_of(tables.table_row(TABLE, number), "paper", ALONG)
+        planned.append(finetuned(run, panel, panel, CHECKPOINT_STEPS["paper"]))
     objective = section(start.config, ObjectiveConfig)
-    control = Run(others["align + uniform"].config.replace(**vars(objective)))
-    every = CHECKPOINT_STEPS["paper"]
-    return [start] + [
-        finetuned(run, panel, panel, every) for panel, run in {CONTROL: control, **others}.items()
-    ]
+    control = Run(planned[-1].config.replace(**vars(objective)))
+    return [*planned, finetuned(control, CONTROL, CONTROL, CHECKPOINT_STEPS["paper"])]
 
 
 def finetuned(run: Run, name: str, panel: str, every: int) -> Run:
@@ -88,31 +81,23 @@ def analyze(rows: Rows) -> Rows:
     first = next(iter(panels.values()))
     groups = {"the start": [row for row in first if row["step"] == 0]}
     for panel, checkpoints in panels.items():
-        last = column(checkpoints, "step").max()
+        last = records.column(checkpoints, "step").max()
         name = "the control" if panel == CONTROL else panel
         groups[name] = [row for row in checkpoints if row["step"] == last]
     align, uniform, both = OBJECTIVES
     pairs = [("the control", "the start"), (both, "the start"), (both, "the control")]
     for worse in (align, uniform):
         pairs += [("the start", worse), ("the control", worse)]
-    claims = [Claim(f"{a} is better than {b}", groups[a], groups[b]) for a, b in pairs]
-    return judge_accuracies(claims, ["output"], paired=True)
+    claims = [stats.Claim(f"{a} is better than {b}", groups[a], groups[b]) for a, b in pairs]
+    return stats.judge_accuracies(claims, ["output"], paired=True)
 
 
 def panels_of(rows: Rows) -> dict[str, Rows]:
     """Return the checkpoints of finetuned encoders by objective."""
-    return group_by([row for row in rows if row.get("panel")], "panel")
+    return records.group_by([row for row in rows if row.get("panel")], "panel")
 
 
 def plot(rows: Rows, path: Path) -> None:
     """Draw accuracies and metrics over the finetuning steps, a column per objective."""
-    above = {}
-    below = {}
-    own = {}
-    for panel, group in panels_of(rows).items():
-        checkpoints = group_by(group, "step")
-        above[panel] = accuracy_lines(checkpoints, "output")
-        below[f"{panel}, metrics"] = metric_lines(checkpoints)
-        own[panel] = {"ylabel": "accuracy on the output (%)"}
-        own[f"{panel}, metrics"] = {"xlabel": "finetuning step", "ylabel": "metric"}
-    curves(above | below, path, across=len(above), share=("col", "row"), own=own)
+    columns = {panel: records.group_by(group, "step") for panel, group in panels_of(rows).items()}
+    plots.accuracy_and_metric_curves(columns, path, xlabel="finetuning step")

@@ -11,18 +11,17 @@ Not run.
 
 from functools import partial
 
-from experiments.lib.records import Rows
-from experiments.lib.stats import columns_of
-from experiments.lib.tables import differences
-from experiments.wang_isola.encoders import EVALUATE_IMAGENET100, table_runs
+from experiments.lib import Evaluation, Rows, stats, tables
+from experiments.wang_isola.encoders import table_runs
 from experiments.wang_isola.plane import analyze_plane, plot_plane
 
 SCALES = ("paper",)
 SETTINGS = ("row", "loss")
-plot = partial(plot_plane, scores=columns_of("backbone"))
-runs = partial(table_runs, "wang-isola/table10", EVALUATE_IMAGENET100)
+plot = partial(plot_plane, scores=stats.columns_of("backbone"))
+EVALUATION = Evaluation(("backbone",), protocol="moco_imagenet100", folds=3)
+runs = partial(table_runs, "wang-isola/table10", EVALUATION)
 
 
 def analyze(rows: Rows) -> Rows:
     """Correlate accuracy with the metrics, and list differences from the printed numbers."""
-    return analyze_plane(rows, columns_of("backbone")) + differences(rows)
+    return analyze_plane(rows, stats.columns_of("backbone")) + tables.differences(rows)

@@ -10,8 +10,6 @@ Sigma is the uniform distribution, w the distribution of one coordinate under it
 Gegenbauer polynomial of d dimensions with P_k(1) = 1. The energy of a density 1 + h of degree
 k >= 1 is `lambda_0 + lambda_k mean(h^2)`. Sigma is a minimizer only if no eigenvalue of degree 1 or
 more is negative, and the unique minimizer only if all are positive.
-
-The Gaussian potential G_t has closed forms, for Propositions 1 to 3.
 """
 
 import math
@@ -47,32 +45,32 @@ def multiplicities(dim: int, degrees: int) -> np.ndarray:
     return counts
 
 
-def eigenvalues(kernel: Kernel, dim: int, degrees: int, nodes: int = NODES) -> np.ndarray:
+def eigenvalues(kernel: Kernel, dim: int, degrees: int) -> np.ndarray:
     """Return the eigenvalues of a smooth kernel, `[degrees]`, by Gauss-Gegenbauer quadrature."""
     if dim == 2:  # Chebyshev's nodes have equal weights
-        cosines = np.cos((np.arange(nodes) + 0.5) * np.pi / nodes)
-        weights = np.ones(nodes)
+        cosines = np.cos((np.arange(NODES) + 0.5) * np.pi / NODES)
+        weights = np.ones(NODES)
     else:
-        cosines, weights = special.roots_jacobi(nodes, (dim - 3) / 2, (dim - 3) / 2)
+        cosines, weights = special.roots_jacobi(NODES, (dim - 3) / 2, (dim - 3) / 2)
     return polynomials(cosines, dim, degrees) @ (kernel(cosines) * weights) / weights.sum()
 
 
-def first_negative(kernel: Kernel, dim: int, degrees: int = 40) -> tuple[int, float] | None:
-    """Return the first degree with a negative eigenvalue, and its size relative to lambda_0."""
-    values = eigenvalues(kernel, dim, degrees)
-    sizes = values * np.sqrt(multiplicities(dim, degrees)) / values[0]
+def first_negative(kernel: Kernel, dim: int) -> tuple[int, float] | None:
+    """Return the first of 40 degrees with a negative eigenvalue, relative to lambda_0."""
+    values = eigenvalues(kernel, dim, 40)
+    sizes = values * np.sqrt(multiplicities(dim, 40)) / values[0]
     negative = np.flatnonzero(sizes < -ROUNDING)
     if not len(negative):
         return None
     return int(negative[0]), float(values[negative[0]] / values[0])
 
 
-def largest_decrease(kernel: Kernel, dim: int, degrees: int = 150) -> float:
+def largest_decrease(kernel: Kernel, dim: int) -> float:
     """Return a bound on how far an energy can be below lambda_0, relative to it.
 
-    The mean of P_k over the pairs of any measure is between 0 and 1.
+    The mean of P_k over the pairs of any measure is between 0 and 1; 150 degrees are summed.
     """
-    sums = eigenvalues(kernel, dim, degrees) * multiplicities(dim, degrees)
+    sums = eigenvalues(kernel, dim, 150) * multiplicities(dim, 150)
     return float(-sums[sums < 0].sum() / sums[0])
 
 

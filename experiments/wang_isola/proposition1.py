@@ -7,20 +7,15 @@ Claim: among all distributions on the sphere, only the uniform one minimizes the
 Nothing is trained; a second on one CPU core.
 Result: supported. The closed-form eigenvalues of G_2 are positive in every degree and agree with
 quadrature; 27 other distributions have a larger potential. Uniqueness rests on the closed form, in
-which Bessel functions I are positive: the potential is least if and only if all harmonic moments
-are zero. No finite computation shows it.
+which Bessel functions I are positive; no finite computation shows it.
 """
 
 import numpy as np
 
-from experiments.lib.records import Rows
-from experiments.lib.stats import check
-from experiments.lib.sweep import no_runs
+from experiments.lib import Rows, stats
 from experiments.wang_isola import harmonics
 
 SCALES = ("laptop", "gpu", "paper")
-runs = no_runs
-plot = None
 DEGREES = 17
 ABOVE_ROUNDING = 1e3 * harmonics.ROUNDING
 
@@ -34,9 +29,9 @@ def analyze(rows: Rows) -> Rows:
         sizes = exact / exact[0] * np.sqrt(harmonics.multiplicities(dim, DEGREES))
         error = np.abs(by_quadrature / exact - 1)[sizes > ABOVE_ROUNDING].max()
         claim = "eigenvalues are positive; relative error of quadrature"
-        table.append(check(claim, bool((exact > 0).all()) and error < 1e-3, error, d=dim))
+        table.append(stats.check(claim, bool((exact > 0).all()) and error < 1e-3, error, d=dim))
         least = harmonics.uniform_potential(dim)
         for name, value in harmonics.other_potentials(dim).items():
             claim = f"G_2 above uniform: {name}"
-            table.append(check(claim, value > least, value - least, d=dim))
+            table.append(stats.check(claim, value > least, value - least, d=dim))
     return table

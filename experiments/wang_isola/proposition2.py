@@ -7,10 +7,8 @@ measure converges weak* to the uniform distribution.
 
 Nothing is trained; a minute on one CPU core.
 Result: supported as far as finitely many points can. The distance to the uniform distribution falls
-at each step from N = 4 to 256, and 10 known minimizers are found within 1e-9.
-
-Minimizers are known on the circle (regular polygons) and for 4, 6 and 12 points in R^3 (regular
-solids; Cohn & Kumar, 2007). The other point sets are the best of three L-BFGS searches.
+at each step from N = 4 to 256, and 10 known minimizers are found within 1e-9: regular polygons on
+the circle and regular solids (Cohn & Kumar, 2007). A point set is the best of three searches.
 """
 
 import math
@@ -19,14 +17,11 @@ import numpy as np
 from scipy import optimize
 from threadpoolctl import threadpool_limits
 
-from experiments.lib.records import Rows
+from experiments.lib import Rows
 from experiments.lib.stats import check
-from experiments.lib.sweep import no_runs
 from experiments.wang_isola.harmonics import T, potential, uniform_potential
 
 SCALES = ("laptop", "gpu", "paper")
-runs = no_runs
-plot = None
 DIMS = (2, 3)
 NUMBERS = (4, 6, 12, 32, 64, 128, 256)
 STARTS = 3
@@ -39,18 +34,18 @@ SOLIDS = {
 }
 
 
-def minimized(start: np.ndarray, t: float = T) -> np.ndarray:
+def minimized(start: np.ndarray) -> np.ndarray:
     """Return points `[n, d]` of the least mean potential that L-BFGS finds from a start."""
     shape = start.shape
 
     def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
         lengths = np.linalg.norm(flat.reshape(shape), axis=1, keepdims=True)
         points = flat.reshape(shape) / lengths
-        kernel = potential(points @ points.T, t)
+        kernel = potential(points @ points.T)
         gradient = kernel @ points
         gradient -= (gradient * points).sum(axis=1, keepdims=True) * points
         # Scaled by n, since one point changes the mean over pairs less the more points there are.
-        return kernel.mean() * shape[0], (4 * t / shape[0] * gradient / lengths).ravel()
+        return kernel.mean() * shape[0], (4 * T / shape[0] * gradient / lengths).ravel()
 
     options = {"maxiter": 1000, "maxfun": 1500, "ftol": 0.0, "gtol": 1e-12}
     with threadpool_limits(1):  # threads slow down products this small
@@ -71,18 +66,6 @@ def distance(cosines: np.ndarray, dim: int) -> float:
     return math.sqrt(max(0.0, MEAN_DISTANCES[dim] - mean))
 
 
-def known_cosines(dim: int, n: int) -> np.ndarray | None:
-    """Return the cosines of a point of a known minimizer with all points, or None."""
-    return np.cos(2 * np.pi * np.arange(n) / n) if dim == 2 else SOLIDS.get(n)
-
-
-def best_cosines(random: np.random.Generator, dim: int, n: int) -> np.ndarray:
-    """Return the cosines `[n, n]` of the best point set that searches find."""
-    sets = [minimized(random.standard_normal((n, dim))) for _ in range(STARTS)]
-    products = [points @ points.T for points in sets]
-    return min(products, key=lambda cosines: potential(cosines).mean())
-
-
 def analyze(rows: Rows, numbers: tuple[int, ...] = NUMBERS) -> Rows:
     """Measure distances to the uniform distribution, and compare with known minimizers."""
     random = np.random.default_rng(0)
@@ -90,14 +73,16 @@ def analyze(rows: Rows, numbers: tuple[int, ...] = NUMBERS) -> Rows:
     for dim in DIMS:
         previous = math.inf
         for n in numbers:
-            cosines = best_cosines(random, dim, n)
+            sets = [minimized(random.standard_normal((n, dim))) for _ in range(STARTS)]
+            products = [points @ points.T for points in sets]
+            cosines = min(products, key=lambda cosines: potential(cosines).mean())
             mean = float(potential(cosines).mean())
             value = distance(cosines, dim)
             claim = "distance to uniform falls with N"
             excess = mean - uniform_potential(dim)
             table.append(check(claim, value < previous, value, d=dim, N=n, G2_above_uniform=excess))
             previous = value
-            known = known_cosines(dim, n)
+            known = SOLIDS.get(n) if dim == 3 else np.cos(2 * np.pi * np.arange(n) / n)
             if known is not None:
                 error = mean - float(potential(known).mean())
                 claim = "potential equals the known minimum"

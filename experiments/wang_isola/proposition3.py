@@ -8,9 +8,6 @@ the uniform distribution, strictly decreases with the dimension m, and converges
 Nothing is trained; a few seconds on one CPU core.
 Result: supported. The formula equals the integral within 1e-14, it decreases in each of 4,094 steps
 of the dimension, and 4,800 random distributions lie inside the range.
-
-A share s of the mass at one point and the rest uniform has the potential least + s^2 (1 - least),
-so every value of the range occurs.
 """
 
 import itertools
@@ -19,15 +16,12 @@ from functools import partial
 
 import numpy as np
 
-from experiments.lib.records import Rows
+from experiments.lib import Rows
 from experiments.lib.stats import check
-from experiments.lib.sweep import no_runs
 from experiments.wang_isola import harmonics
 from experiments.wang_isola.harmonics import DIMS, potential, uniform_potential
 
 SCALES = ("laptop", "gpu", "paper")
-runs = no_runs
-plot = None
 TS = (0.5, 1.0, 2.0, 4.0)
 ATOMS = (2, 8, 64)
 MEASURES = 100  # random measures per number of atoms

@@ -15,27 +15,24 @@ have the same learning rate.
 
 from dataclasses import replace
 
-from experiments.lib import rates
-from experiments.lib.records import Rows, column, finished, group_by
-from experiments.lib.stats import Claim, judge_accuracies
-from experiments.lib.sweep import Run
-from experiments.lib.tables import differences, table_row
-from experiments.wang_isola import figure5a
-from experiments.wang_isola.encoders import EVALUATE_CIFAR10, EVALUATE_STL10, SELECTIONS, run_of
+from experiments.lib import Rows, Run, rates, records, stats, tables
+from experiments.lib.stats import Claim
+from experiments.lib.tables import table_row
+from experiments.wang_isola import encoders, figure5a
+from experiments.wang_isola.encoders import run_of
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("row", "loss")
-plot = None
 TABLE = "wang-isola/table8"
 PAPER_ROWS = (79, 174, 109)
 FRESH_SEEDS = (3, 4, 5, 6, 7)
-FINAL = replace(EVALUATE_CIFAR10, layers=("output", "fc7"))
+FINAL = replace(encoders.EVALUATE_CIFAR10, layers=("output", "fc7"))
 
 
 def runs(scale: str, rows: Rows) -> list[Run]:
     """Return the grid, then the selected settings with fresh seeds."""
     if scale == "paper":
-        return [run_of(table_row(TABLE, row), scale, EVALUATE_STL10) for row in PAPER_ROWS]
+        return [run_of(table_row(TABLE, n), scale, encoders.EVALUATE_STL10) for n in PAPER_ROWS]
     config_scale = {"laptop": "cifar10", "gpu": "gpu"}[scale]
     grid = figure5a.cifar10_runs(config_scale)
     if not rates.is_complete(grid, rows):
@@ -49,26 +46,18 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 
 
 def selected(rows: Rows) -> dict[str, int]:
-    """Return the row of Table 8 per selection with the best mean held-out accuracy."""
-    grid = [row for row in finished(rows) if row["seed"] not in FRESH_SEEDS]
-    groups = group_by(grid, "row")
-    held_out = {
-        number: column(group, "output_logistic_cv").mean() for number, group in groups.items()
-    }
-    chosen = {}
-    for name, kinds in SELECTIONS.items():
-        numbers = [n for n, group in groups.items() if kinds is None or group[0]["kind"] in kinds]
-        chosen[name] = max(numbers, key=held_out.__getitem__)
-    return chosen
+    """Return the selected rows of Table 8, without the fresh seeds."""
+    grid = [row for row in rows if row["seed"] not in FRESH_SEEDS]
+    return encoders.selected(grid, "output_logistic_cv")
 
 
 def analyze(rows: Rows) -> Rows:
     """Compare the selected encoders of both kinds, on the output (the claim) and on fc7."""
     if rows[0]["data"] == "stl10":
-        return differences(rows)  # at paper scale there is one seed per kind
+        return tables.differences(rows)  # at paper scale there is one seed per kind
     choice = selected(rows)
-    fresh = group_by([row for row in rows if row["seed"] in FRESH_SEEDS], "row")
-    contrastive = fresh[choice["best contrastive only"]]
-    align_uniform = fresh[choice["best align and uniform only"]]
+    fresh = records.group_by([row for row in rows if row["seed"] in FRESH_SEEDS], "row")
+    contrastive = fresh[choice[encoders.CONTRASTIVE]]
+    align_uniform = fresh[choice[encoders.ALIGN_UNIFORM]]
     text = "best align + uniform is better than best contrastive"
-    return judge_accuracies([Claim(text, align_uniform, contrastive)], ["output", "fc7"])
+    return stats.judge_accuracies([Claim(text, align_uniform, contrastive)], ["output", "fc7"])

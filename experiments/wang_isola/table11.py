@@ -11,39 +11,31 @@ Result (laptop): inconclusive. The rank correlations are between -0.22 and -0.50
 
 from dataclasses import replace
 
-import numpy as np
-
-from experiments.lib.records import Rows, correct, finished
-from experiments.lib.stats import Estimate, contrast
-from experiments.lib.sweep import Run
-from experiments.lib.tables import table_row
-from experiments.wang_isola.encoders import EVALUATE_BOOKS, SELECTIONS, run_of, table_runs
+from experiments.lib import Rows, Run, records, stats, tables
+from experiments.lib.records import finished
+from experiments.wang_isola.encoders import EVALUATE_BOOKS, run_of, table_runs
 from experiments.wang_isola.plane import order_agrees
 
 SCALES = ("laptop", "paper")
 SETTINGS = ("kind", "loss", "step")
-plot = None
 TABLE = "wang-isola/table11"
 TASKS = ("mr", "cr")
 # Quick-Thought as it was; the contrastive loss over its range of tau; alignment and uniformity over
 # their range of weights, with the paper's best (row 47).
 LAPTOP_ROWS = (1, 2, 4, 5, 6, 7, 11, 16, 42, 47, 71, 75, 77, 83, 87, 106)
 BASELINE_ROW = 6
-FRESH_SEEDS = (1, 2, 3)
+BASELINE_SEEDS = (1, 2, 3)
 RANDOM_WORDS = "mean of random word vectors"
 
 
 def runs(scale: str, rows: Rows) -> list[Run]:
-    """Return the encoders, at laptop scale also the baseline.
-
-    The baseline are the initial word vectors of an encoder with three seeds.
-    """
+    """Return the encoders, at laptop scale also the baseline: initial word vectors, three seeds."""
     if scale == "paper":
         return table_runs(TABLE, EVALUATE_BOOKS, scale, rows)
-    planned = [run_of(table_row(TABLE, row), scale, EVALUATE_BOOKS) for row in LAPTOP_ROWS]
+    planned = [run_of(tables.table_row(TABLE, row), scale, EVALUATE_BOOKS) for row in LAPTOP_ROWS]
     evaluation = replace(EVALUATE_BOOKS, layers=("output", "bag"), initial=True)
-    for seed in FRESH_SEEDS:
-        run = run_of(table_row(TABLE, BASELINE_ROW), scale, evaluation, seed)
+    for seed in BASELINE_SEEDS:
+        run = run_of(tables.table_row(TABLE, BASELINE_ROW), scale, evaluation, seed)
         planned.append(run.replace({"kind": "baseline"}))
     return planned
 
@@ -59,37 +51,17 @@ def text_columns(task: str) -> dict[str, str]:
     return {"logistic": task, "knn5": f"{task}_knn5"}
 
 
-def fresh_runs(rows: Rows) -> list[Run]:
-    """Return the selected encoders with fresh seeds."""
-    planned = []
-    for number in dict.fromkeys(selected(rows).values()):
-        for seed in FRESH_SEEDS:
-            run = run_of(table_row(TABLE, number), "laptop", EVALUATE_BOOKS, seed)
-            planned.append(run.replace({"fresh": True}))
-    return planned
-
-
 def grid_rows(rows: Rows) -> Rows:
     """Return the rows of the grid, without baselines and fresh seeds."""
     return [row for row in finished(rows) if row["kind"] != "baseline" and not row.get("fresh")]
 
 
-def selected(rows: Rows) -> dict[tuple[str, str], int]:
-    """Return the row of Table 11 with the best cross-validation per selection and task."""
-    best = {}
-    for name, kinds in SELECTIONS.items():
-        candidates = [row for row in grid_rows(rows) if kinds is None or row["kind"] in kinds]
-        for task in TASKS:
-            scores = [row[f"{task}_cv"] for row in candidates]
-            best[name, task] = candidates[int(np.argmax(scores))]["row"]
-    return best
-
-
-def compare_with_words(encoders: Rows, rows: Rows, task: str) -> dict[str, Estimate]:
+def compare_with_words(encoders: Rows, rows: Rows, task: str) -> dict[str, stats.Estimate]:
     """Return the accuracy of encoders minus the baseline's, by instrument."""
     words = [row for row in finished(rows) if row["kind"] == "baseline" and row["step"] == 0]
     word_columns = text_columns(f"{task}_bag")
-    return {
-        name: contrast([correct(encoders, score), correct(words, word_columns[name])], [1, -1])
-        for name, score in text_columns(task).items()
-    }
+    estimates = {}
+    for name, score in text_columns(task).items():
+        sides = [records.correct(encoders, score), records.correct(words, word_columns[name])]
+        estimates[name] = stats.contrast(sides, [1, -1])
+    return estimates

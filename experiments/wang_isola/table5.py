@@ -10,12 +10,11 @@ Not run.
 
 from functools import partial
 
-from experiments.lib.tables import differences
-from experiments.wang_isola.encoders import EVALUATE_IMAGENET, table_runs
+from experiments.lib import Evaluation, tables
+from experiments.wang_isola.encoders import table_runs
 
 SCALES = ("paper",)
 SETTINGS = ("row", "loss")
-plot = None
-
-analyze = differences
-runs = partial(table_runs, "wang-isola/table5", EVALUATE_IMAGENET)
+EVALUATION = Evaluation(("backbone",), protocol="moco", folds=None)
+runs = partial(table_runs, "wang-isola/table5", EVALUATION)
+analyze = tables.differences

@@ -10,18 +10,13 @@ Result (laptop): supported. The rank correlation with the paper's linear accurac
 logistic regression and 0.68 by 5-NN.
 """
 
-from experiments.lib.evaluation import Evaluation
-from experiments.lib.records import Rows
-from experiments.lib.stats import columns_of
-from experiments.lib.sweep import Run
-from experiments.lib.tables import differences
+from experiments.lib import Evaluation, Rows, Run, stats, tables
 from experiments.wang_isola.encoders import EVALUATE_STL10, table_runs
 from experiments.wang_isola.plane import order_agrees
 
 SCALES = ("laptop", "paper")
 SETTINGS = ("row", "loss")
-plot = None
-BESIDE = {f"val_{name}": columns_of("output") for name in ("output_linear", "output_knn5")}
+BESIDE = {f"val_{name}": stats.columns_of("output") for name in ("output_linear", "output_knn5")}
 
 
 def runs(scale: str, rows: Rows) -> list[Run]:
@@ -32,4 +27,4 @@ def runs(scale: str, rows: Rows) -> list[Run]:
 
 def analyze(rows: Rows) -> Rows:
     """Correlate our accuracies with the paper's; at paper scale, list the differences."""
-    return differences(rows) if rows[0]["data"] == "stl10" else order_agrees(rows, BESIDE)
+    return tables.differences(rows) if rows[0]["data"] == "stl10" else order_agrees(rows, BESIDE)

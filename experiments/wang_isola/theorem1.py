@@ -8,11 +8,8 @@ and its absolute deviation decays in O(M^-1/2).
 Nothing is trained; a minute on one CPU core.
 Result: supported for uniform features, with positives that are aligned or at 60 degrees. The
 expected loss approaches its limit like 1/M (slopes -1.00), faster than the bound. Single draws, by
-which the proof bounds the deviation, have the rate M^-1/2 (slopes -0.51 and -0.50).
-
-1/M is expected: the first-order random part has mean zero, and the positive's own term and the bias
-of the logarithm of a mean are of order 1/M. An older revision of the paper prints M^-2/3, which is
-too fast for single draws.
+which the proof bounds the deviation, have the rate M^-1/2 (slopes -0.51 and -0.50). The first-order
+random part has mean zero, and the terms that remain are of order 1/M.
 """
 
 import functools
@@ -23,14 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.lib.plots import Point, curves
-from experiments.lib.records import Rows
-from experiments.lib.stats import check
-from experiments.lib.sweep import no_runs
+from experiments.lib import Rows, plots, stats
 from hypersphere_jax import info_nce_loss, theory
 
 SCALES = ("laptop", "gpu", "paper")
-runs = no_runs
 TAU = 0.5
 SIZES = (16, 64, 256, 1024, 4096, 16384, 65536)
 FIT_FROM = 256  # smaller M have visible higher-order terms
@@ -69,11 +62,11 @@ def losses(
     return loss, first_order
 
 
-def deviations(m: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return how far `info_nce_loss - log M` is from its limit, with standard errors, per kind.
+def deviations(m: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far draws of `info_nce_loss - log M` are from the limit, `[draws, angles]`.
 
-    The limit is log E exp(x . x- / tau) - x . y / tau. The first order of each draw is subtracted
-    from the expectation, to see it below the noise.
+    The limit is log E exp(x . x- / tau) - x . y / tau. The second array lacks the first order of
+    each draw, to see the expectation below the noise.
     """
     mean = math.exp(theory.vmf_log_normalizer(DIM, 1 / TAU) - theory.sphere_log_area(DIM))
     limit = math.log(mean) - np.cos(np.radians(ANGLES)) / TAU
@@ -81,36 +74,34 @@ def deviations(m: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     count = max(16, min(DRAWS, MAX_NEGATIVES // m))
     chunk = max(1, min(count, CHUNK // m))
     values = []
-    first_orders = []
+    rests = []
     for _ in range(-(-count // chunk)):
         loss, first_order = losses(*draw(random, chunk, m), mean)
-        values.append(np.asarray(loss, np.float64) - math.log(m) - limit)
-        first_orders.append(np.asarray(first_order, np.float64))
-    value = np.concatenate(values)
-    rest = value - np.concatenate(first_orders)[:, None]
-    scale = math.sqrt(len(value))
-    rms = np.sqrt((value**2).mean(axis=0))
-    rms_error = (value**2).std(axis=0) / scale / (2 * rms)
-    return {
-        SINGLE: (rms, rms_error),
-        EXPECTATION: (rest.mean(axis=0), rest.std(axis=0) / scale),
-    }
+        value = np.asarray(loss, np.float64) - math.log(m) - limit
+        values.append(value)
+        rests.append(value - np.asarray(first_order, np.float64)[:, None])
+    return np.concatenate(values), np.concatenate(rests)
 
 
 @functools.cache
-def measure() -> dict[str, dict[str, list[Point]]]:
+def measure() -> dict[str, dict[str, list[plots.Point]]]:
     """Return absolute deviations over M with two standard errors, by kind and angle."""
-    lines: dict[str, dict[str, list[Point]]] = {SINGLE: {}, EXPECTATION: {}}
+    lines: dict[str, dict[str, list[plots.Point]]] = {SINGLE: {}, EXPECTATION: {}}
     for m in SIZES:
-        for kind, arrays in deviations(m).items():
+        values, rests = deviations(m)
+        scale = math.sqrt(len(values))
+        rms = np.sqrt((values**2).mean(axis=0))
+        rms_error = (values**2).std(axis=0) / scale / (2 * rms)
+        mean = np.abs(rests.mean(axis=0))
+        mean_error = rests.std(axis=0) / scale
+        for kind, *arrays in ((SINGLE, rms, rms_error), (EXPECTATION, mean, mean_error)):
             for name, value, error in zip(NAMES, *arrays, strict=True):
-                size = abs(value)
-                point = Point(m, size, size - 2 * error, size + 2 * error)
+                point = plots.Point(m, value, value - 2 * error, value + 2 * error)
                 lines[kind].setdefault(name, []).append(point)
     return lines
 
 
-def power_law(points: list[Point]) -> tuple[float, float]:
+def power_law(points: list[plots.Point]) -> tuple[float, float]:
     """Return the slope on logarithmic axes by weighted least squares, and its standard error."""
     x, values, low, high = np.array(points).T
     weights = 4 * values / (high - low)  # an interval is four standard errors
@@ -132,11 +123,11 @@ def analyze(rows: Rows) -> Rows:
                 claim = "expected deviation falls at least like M^-1/2: slope"
                 holds = slope < -0.5
             ends = {"low": slope - 1.96 * error, "high": slope + 1.96 * error}
-            table.append(check(claim, holds, slope, **ends, features=name))
+            table.append(stats.check(claim, holds, slope, **ends, features=name))
     return table
 
 
 def plot(rows: Rows, path: Path) -> None:
     """Draw deviations over M."""
     labels = {"xlabel": "number M of negatives", "ylabel": "deviation (nats)"}
-    curves(measure(), path, xscale="log", yscale="log", **labels)
+    plots.curves(measure(), path, xscale="log", yscale="log", **labels)

@@ -1,21 +1,20 @@
-"""All items: their runs at each scale, and analyses that follow from the recorded rows."""
+"""All items: their runs, analyses that follow from the recorded rows, and the results page."""
 
-import itertools
+import re
 
 import pytest
+from processes import ROOT
 from rows import both, row
 
 from experiments import reproduce
-from experiments.balanced import figure4, settings
 from experiments.chen import settings as chen
 from experiments.chen import tableD1
 from experiments.lib import rates
 from experiments.lib.records import read_csv, read_results
+from experiments.lib.stats import summarize
 from experiments.lib.sweep import placed
 from experiments.options import ReproduceConfig, SweepOptions
-from experiments.wang_isola import figure7
 from experiments.wang_isola import table1 as best_encoders
-from hypersphere_jax.configs import UserError
 
 ITEMS = reproduce.item_names()
 SCALES = [(item, scale) for item in ITEMS for scale in reproduce.find(item).SCALES]
@@ -26,6 +25,9 @@ RECORDED = [
 ]
 # Their analyses read checkpoints, or take half a minute.
 NOT_RECOMPUTED = ("balanced/theorem", "wang-isola/figure4", "wang-isola/figure5a", "chen/figureC1")
+DOCS = ROOT / "docs"
+LINE = re.compile(r"^\|.*results/([\w.-]+)/analysis\.csv\).*\|$", re.MULTILINE)
+INTERVAL = re.compile(r"([+-][\d.]+) \(([+-][\d.]+) to ([+-][\d.]+)\)")
 
 
 @pytest.mark.parametrize("item", ITEMS)
@@ -33,7 +35,8 @@ def test_items_plan_distinct_runs(item, tmp_path):
     module = reproduce.find(item)
     options = SweepOptions(seed_offset=7)
     for scale in module.SCALES:
-        runs = [placed(run, tmp_path, options) for run in module.runs(scale, [])]
+        plan = reproduce.plan_of(module, scale)
+        runs = [placed(run, tmp_path, options) for run in plan([])]
         assert len({run.config.name for run in runs}) == len(runs)
         starts = {run.config.init_from for run in runs} - {None}
         assert all(start.startswith(str(tmp_path)) for start in starts)
@@ -45,8 +48,10 @@ def test_recorded_analyses_follow_from_recorded_rows(item, scale):
     module = reproduce.find(item)
     folder = reproduce.recorded_folder(item, scale)
     rows = read_results(folder)
-    assert {run.config.name for run in module.runs(scale, rows)} == {row["run"] for row in rows}
-    assert reproduce.summary(module, rows) and not reproduce.failed_settings(module, rows)
+    plan = reproduce.plan_of(module, scale)
+    assert {run.config.name for run in plan(rows)} == {row["run"] for row in rows}
+    assert not reproduce.failed_settings(module, rows)
+    assert summarize(rates.final(rows), module.SETTINGS)
     if item.startswith(NOT_RECOMPUTED):
         return
     recorded = read_csv(folder / "analysis.csv")
@@ -55,22 +60,10 @@ def test_recorded_analyses_follow_from_recorded_rows(item, scale):
         assert found["effect"] == pytest.approx(expected["effect"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("item", "scale", "named"),
-    [
-        ("wang-isola/figure77", None, "figure7"),
-        ("chen/tableD2", "laptop", "paper"),
-        ("wang-isola/figure7", None, "laptop or gpu or paper"),
-    ],
-)
-def test_unknown_items_and_scales_are_refused(item, scale, named):
-    with pytest.raises(UserError, match=named):
-        reproduce.main(ReproduceConfig(item=item, scale=scale))
-
-
 def test_item_is_reported(tmp_path):
-    reproduce.main(ReproduceConfig(item="wang-isola/figure11", scale="laptop", out=tmp_path))
-    folder = tmp_path / "wang-isola" / "figure11" / "laptop"
+    options = ReproduceConfig(item="wang-isola/figure11", scale="laptop", runs_dir=str(tmp_path))
+    reproduce.main(options)
+    folder = tmp_path / "reproduce" / "wang-isola" / "figure11" / "laptop"
     assert (folder / "figure.png").is_file()
     assert {row["verdict"] for row in read_csv(folder / "analysis.csv")} == {"supported"}
 
@@ -102,33 +95,6 @@ def test_table_1_selects_without_the_test_split():
     assert [*best_encoders.selected(grid).values()] == [79, 174, 79]
 
 
-def test_balanced_grid_selects_by_held_out_images():
-    rows = []
-    for loss, alpha, lam in itertools.product(settings.NAMES, figure4.VALUES, figure4.VALUES):
-        labels = {"kind": loss, "alpha": alpha, "lam": lam}
-        labels["backbone_logistic_cv"] = 50 + (alpha == 2) + 2 * (lam == 4) - (lam == 1)
-        rows += [row(seed, **both("backbone", 90)) | labels for seed in range(2)]
-    assert figure4.selected_cells(rows)[settings.BALANCED] == [(2, 4), (2, 1)]
-
-
-@pytest.mark.parametrize(
-    ("alignment", "verdicts"),
-    [
-        ((80, 82), ["supported", "supported"]),
-        ((95, 60), ["inconclusive", "supported"]),
-        ((60, 96), ["inconclusive", "supported"]),
-    ],
-)
-def test_figure_7_needs_both_instruments(alignment, verdicts):
-    rows = []
-    for weights, scores in {(1, 0): alignment, (1, 1): (95, 96), (0, 1): (70, 60)}.items():
-        labels = dict(zip(("align_weight", "uniform_weight"), weights, strict=True))
-        accuracies = dict(zip(("output_logistic", "output_knn5"), scores, strict=True))
-        for seed in range(5):
-            rows.append(row(seed, **accuracies, output_linear=50) | labels | {"data": "digits"})
-    assert [line["verdict"] for line in figure7.analyze(rows)[::3]] == verdicts
-
-
 @pytest.mark.parametrize(
     ("worst", "verdict"), [(96.9, "supported"), (96.5, "inconclusive"), (85, "not supported")]
 )
@@ -139,3 +105,32 @@ def test_table_d1_tests_equivalence(worst, verdict):
         for seed in range(3):
             rows.append(row(seed, n=4000, **both("backbone", level)) | {"name": name})
     assert tableD1.analyze(rows)[0]["verdict"] == verdict
+
+
+def shows(row, printed):
+    """Return whether printed numbers are a row's effect, low and high, rounded."""
+    for name, text in zip(("effect", "low", "high"), printed, strict=False):
+        decimals = len(text.partition(".")[2])
+        if f"{row.get(name, 0.0):+.{decimals}f}" != text:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "results.md"])
+def test_pages_show_recorded_numbers(page):
+    lines = [*LINE.finditer(page.read_text())]
+    assert lines
+    for line in lines:
+        *_, effect, verdict = line[0].strip("| ").split(" | ")
+        rows = read_csv(DOCS / "results" / line[1] / "analysis.csv")
+        for printed in INTERVAL.findall(effect) or [(effect,)]:
+            verdicts = {row["verdict"] for row in rows if shows(row, printed)}
+            assert verdict in verdicts, (line[0], printed)
+
+
+def test_every_recorded_item_is_on_the_page():
+    page = (DOCS / "results.md").read_text()
+    for item in reproduce.item_names():
+        for scale in reproduce.find(item).SCALES:
+            folder = reproduce.recorded_folder(item, scale)
+            assert not folder.is_dir() or f"results/{folder.name}/analysis.csv" in page

@@ -1,6 +1,7 @@
 """Theorems and propositions: closed forms by other means, slopes, and bounds on features."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_eigenvalues_are_those_of_closed_forms():
             exponential_eigenvalues(dim, 9, 4.0), rel=1e-12
         )
         for tau, first in ((1.0, 4), (0.5, 5), (0.1, {2: 9, 3: 9, 8: 10, 128: 15}[dim])):
-            degree, size = harmonics.first_negative(theorem2.kernel(tau), dim)
+            degree, size = harmonics.first_negative(partial(theorem2.pair_loss, tau=tau), dim)
             of_terms = exponential_eigenvalues(dim, first + 1, terms / tau)
             sums = np.cumsum(of_terms * (-((-1) ** terms) / terms)[:, None], axis=0)
             for _ in range(6):  # the limit is between consecutive partial sums

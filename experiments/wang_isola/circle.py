@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import special
 
-from experiments.lib.plots import PAGE_WIDTH, printed
+from experiments.lib import plots
 from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
 
 BANDWIDTH = 0.1
@@ -28,10 +28,10 @@ class Band(NamedTuple):
     pair_distances: np.ndarray | None = None
 
 
-@printed
+@plots.printed
 def circle_figure(rows: Sequence[Band], path: Path | None) -> Figure:
     """Draw the density of features on the circle, and histograms of pair distances."""
-    figure = Figure(figsize=(PAGE_WIDTH, 2.6 * len(rows)), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(plots.PAGE_WIDTH, 2.6 * len(rows)), dpi=DPI, layout="constrained")
     bands = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
     angle = None
     for band, (name, panels, distances) in zip(bands, rows, strict=True):
@@ -52,18 +52,17 @@ def circle_figure(rows: Sequence[Band], path: Path | None) -> Figure:
     return save_figure(figure, path)
 
 
-def vmf_kde(angles: np.ndarray, grid: np.ndarray, kappa: float) -> np.ndarray:
+def vmf_kde(angles: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Return the density `[g]` per radian of angles `[n]` by von Mises-Fisher kernels."""
-    # 1 - cos is written as a squared sine, which does not cancel at close angles.
-    kernels = np.exp(-2 * kappa * np.sin((grid[:, None] - angles) / 2) ** 2)
-    return kernels.mean(axis=1) / (2 * np.pi * special.i0e(kappa))
+    kernels = np.exp(KAPPA * (np.cos(grid[:, None] - angles) - 1))
+    return kernels.mean(axis=1) / (2 * np.pi * special.i0e(KAPPA))
 
 
-def gaussian_kde_2d(points: np.ndarray, grid: np.ndarray, bandwidth: float) -> np.ndarray:
+def gaussian_kde_2d(points: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Return the density `[g, g]` of points `[n, 2]` at (grid[column], grid[row])."""
-    kernels = np.exp(-(((grid[:, None, None] - points) / bandwidth) ** 2) / 2)  # [g, n, 2]
+    kernels = np.exp(-(((grid[:, None, None] - points) / BANDWIDTH) ** 2) / 2)  # [g, n, 2]
     # The kernel is a product over x and y, so the sum over points is a matrix product.
-    return kernels[..., 1] @ kernels[..., 0].T / (len(points) * 2 * np.pi * bandwidth**2)
+    return kernels[..., 1] @ kernels[..., 0].T / (len(points) * 2 * np.pi * BANDWIDTH**2)
 
 
 def _draw_distances(axes: Axes, distances: np.ndarray) -> None:
@@ -77,13 +76,13 @@ def _draw_distances(axes: Axes, distances: np.ndarray) -> None:
 def _draw_densities(plane: Axes, angle: Axes, features: np.ndarray) -> None:
     """Draw features `[n, 2]` over their density, and the density of their angles."""
     grid = np.linspace(-1.35, 1.35, 136)
-    density = gaussian_kde_2d(features, grid, BANDWIDTH)
+    density = gaussian_kde_2d(features, grid)
     plane.imshow(density, cmap="Blues", origin="lower", extent=(grid[0], grid[-1]) * 2, vmin=0)
     circle = np.linspace(-np.pi, np.pi, 361)
     plane.plot(np.cos(circle), np.sin(circle), color="gray", linewidth=0.5)
     plane.plot(*features.T, ",", color="black", alpha=0.2)
     plane.set(xticks=(), yticks=())
-    density = vmf_kde(np.arctan2(features[:, 1], features[:, 0]), circle, KAPPA)
+    density = vmf_kde(np.arctan2(features[:, 1], features[:, 0]), circle)
     angle.fill_between(circle, density, color=COLORS[0], alpha=0.4, linewidth=0)
     angle.plot(circle, density, color=COLORS[0])
     angle.axhline(1 / (2 * np.pi), linestyle="--", color="gray", linewidth=1)
