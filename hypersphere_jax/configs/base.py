@@ -70,6 +70,11 @@ class Config:
         check_names(type(self), changes)
         return dataclasses.replace(self, **changes)
 
+    @property
+    def holds_custom(self) -> bool:
+        """Whether this contains code of the user's, which may change between two calls."""
+        return any(isinstance(value, Custom) for value in vars(self).values())
+
 
 C = TypeVar("C", bound=Config)
 T = TypeVar("T")
@@ -248,12 +253,6 @@ def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
     return cls(**values)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return lines such as `epochs: 200 -> 100` for the values that differ."""
-    names = dict.fromkeys([*old, *new])
-    return [f"{k}: {old.get(k)} -> {new.get(k)}" for k in names if old.get(k) != new.get(k)]
-
-
 class Custom:
     """An object of the user's in a config, such as a network; equal only to itself.
 
@@ -294,11 +293,6 @@ def hold_custom(config: Config, name: str) -> None:
     value = getattr(config, name)
     if not isinstance(value, Custom | str | None):
         object.__setattr__(config, name, Custom(value))
-
-
-def holds_custom(config: Config) -> bool:
-    """Return whether a config contains code of the user's, which may change between two calls."""
-    return any(isinstance(value, Custom) for value in vars(config).values())
 
 
 def described(value: Any) -> str:

@@ -23,7 +23,6 @@ from hypersphere_jax.configs import (
     section,
     to_dict,
 )
-from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
 from hypersphere_jax.training import distributed
@@ -98,7 +97,7 @@ class Extractor:
         self._is_cropped = source.image_shape is None
         side = None if config.reads_text else config.image_size
         compile_layers = _compile_layers
-        if holds_custom(self._config):
+        if self._config.holds_custom:
             compile_layers = _compile_layers.__wrapped__
         self._data = section(self._config, DataConfig)
         options = (side, self._is_cropped, views, tuple(pools.items()), tuple(devices))

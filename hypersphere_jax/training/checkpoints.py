@@ -11,9 +11,7 @@ import errno
 import json
 import logging
 import re
-import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from hypersphere_jax.configs import RuntimeConfig, UserError, require
+from hypersphere_jax.configs import RuntimeConfig, UserError
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.arrays import checksum, entry
 
@@ -38,7 +36,7 @@ TABLE_CHECKSUM = "crc32"  # key in the table of arrays
 # OSErrors that do not depend on the file: too many open files, no memory.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a checkpoint that is not complete
-PLAIN_PATH = r"[\w /.,+=@~-]*"  # paths that Orbax and TensorStore take literally
+NOT_LITERAL = r"[\[\]*?\\\ud800-\udfff]|:/"  # Orbax reads patterns such as [a], and URLs
 
 
 class Damaged(Exception):
@@ -48,9 +46,7 @@ class Damaged(Exception):
 class Checkpointer:
     """Saves the checkpoints of one run; does nothing in processes but the first.
 
-    Args:
-      folder: contains one subfolder per step; created if missing.
-      runtime: options on when to save and what to keep. Step 0 is always kept.
+    Each checkpoint is a subfolder named by its step. Step 0 is always kept.
     """
 
     def __init__(self, folder: Path, runtime: RuntimeConfig | None = None):
@@ -60,9 +56,7 @@ class Checkpointer:
         self._saved_at = time.monotonic()
         self._writer: ocp.AsyncCheckpointer | None = None
         self.folder = folder.absolute()
-        self._link = contextlib.ExitStack()
-        if self._is_writer:
-            self._plain_folder = self._link.enter_context(_plain_path(self.folder))
+        _require_literal(self.folder)
 
     def restore(self, initial: Tree) -> Tree:
         """Return the newest intact checkpoint, or the initial state if there is none at all.
@@ -111,8 +105,7 @@ class Checkpointer:
                     _handler(), multiprocessing_options=_this_process()
                 )
             items = {"state": ocp.args.PyTreeSave(tree), "contents": ocp.args.JsonSave(table)}
-            path = self._plain_folder / str(step)
-            self._writer.save(path, args=ocp.args.Composite(**items))
+            self._writer.save(self.folder / str(step), args=ocp.args.Composite(**items))
 
     def wait(self) -> None:
         """Wait for the newest save, then remove older checkpoints; UserError if it failed."""
@@ -129,15 +122,14 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait until the checkpoints are written; UserError when a save failed."""
-        with self._link:
-            try:
-                self.wait()
-            finally:
-                writer = self._writer
-                self._writer = None
-                if writer is not None:
-                    with _save_errors(self.folder):  # it may write, too
-                        writer.close()
+        try:
+            self.wait()
+        finally:
+            writer = self._writer
+            self._writer = None
+            if writer is not None:
+                with _save_errors(self.folder):  # it may write, too
+                    writer.close()
 
 
 def steps(folder: Path) -> list[int]:
@@ -149,29 +141,28 @@ def steps(folder: Path) -> list[int]:
 
 
 def restore(folder: Path, like: Tree, step: int | None = None) -> tuple[int, Tree]:
-    """Read a checkpoint, or some of its top-level entries.
+    """Read a checkpoint, by default the newest intact one, or some of its top-level entries.
 
-    Args:
-      folder: Folder of the checkpoints.
-      like: Tree of arrays or `jax.ShapeDtypeStruct`. Its top level may omit entries; below that it
-        must match the checkpoint exactly.
-      step: Defaults to the newest intact checkpoint. The initialization does not replace a damaged
-        one.
+    The tree `like` of arrays or `jax.ShapeDtypeStruct` must match the checkpoint exactly, but its
+    top level may omit entries. The initialization does not replace a damaged checkpoint.
 
     Raises:
       UserError: If the checkpoint is missing, damaged, or of another structure.
     """
     saved = steps(folder)
-    require(bool(saved), f"no checkpoint in {folder}: `pretrain` saves one there")
+    if not saved:
+        raise UserError(f"no checkpoint in {folder}: `pretrain` saves one there")
     if step is None:
         step, tree, damaged = newest(folder, like)
-        trained = (
-            "trained checkpoints are damaged; restore them, or load the initialization, step=0"
-        )
-        require(bool(step or not damaged), f"{folder}: {trained}")
+        if damaged and step == 0:
+            raise UserError(
+                f"{folder}: trained checkpoints are damaged; restore them, or load the "
+                "initialization, step=0"
+            )
         return step, tree
-    known = ", ".join(map(str, saved))
-    require(step in saved, f"no checkpoint of step {step} in {folder}: there are {known}")
+    if step not in saved:
+        known = ", ".join(map(str, saved))
+        raise UserError(f"no checkpoint of step {step} in {folder}: there are {known}")
     try:
         return step, _read(folder / str(step), like)
     except Damaged as error:
@@ -208,11 +199,9 @@ def _read(path: Path, like: Tree) -> Tree:
         _require_same_structure(path, saved, _flat(wanted))
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
-        with (
-            _plain_path(path.absolute()) as plain,
-            ocp.Checkpointer(_handler(), multiprocessing_options=_this_process()) as reader,
-        ):
-            tree = reader.restore(plain, args=ocp.args.Composite(state=args)).state
+        _require_literal(path.absolute())
+        with ocp.Checkpointer(_handler(), multiprocessing_options=_this_process()) as reader:
+            tree = reader.restore(path.absolute(), args=ocp.args.Composite(state=args)).state
         changed = [key for key, leaf in _flat(tree).items() if entry(leaf) != saved[key]]
         if changed:
             raise Damaged(f"checksums differ for {', '.join(changed[:3])}")
@@ -266,21 +255,9 @@ def _this_process() -> "ocp.options.MultiprocessingOptions":
     return ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
 
 
-@contextlib.contextmanager
-def _plain_path(folder: Path) -> Iterator[Path]:
-    """Link to a folder whose name Orbax would read as a pattern (`[a]`) or as a URL (`gs:`)."""
-    if re.fullmatch(PLAIN_PATH, str(folder)):
-        yield folder
-        return
-    parent = tempfile.gettempdir()
-    if not re.fullmatch(PLAIN_PATH, parent):
-        parent = "/tmp"
-    link = Path(parent, f"hypersphere_jax-{secrets.token_hex(8)}")
-    link.symlink_to(folder)
-    try:
-        yield link
-    finally:
-        link.unlink(missing_ok=True)
+def _require_literal(folder: Path) -> None:
+    if re.search(NOT_LITERAL, str(folder)):
+        raise UserError(f"{str(folder)!r}: use a path without [ ] * ? \\ and without : before /")
 
 
 def _flat(tree: Tree) -> dict[str, Any]:
