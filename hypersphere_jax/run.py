@@ -125,7 +125,9 @@ def train(
     if overwrite:
         config = config.replace(resume="overwrite")
     xla.prepare(config.devices, config.deterministic)
-    return Run(training.train(config, "hypersphere_jax.train(...)"), custom)
+    with xla.kept_compiled(config.cache_dir):
+        folder = training.train(config, "hypersphere_jax.train(...)")
+    return Run(folder, custom)
 
 
 def _check_custom(network: Any, augment: Any, preprocess: Any, loss: Any) -> None:

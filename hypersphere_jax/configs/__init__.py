@@ -11,7 +11,6 @@ from hypersphere_jax.configs.base import (
     Diverged,
     Stopped,
     UserError,
-    differences,
     from_dict,
     require,
     section,

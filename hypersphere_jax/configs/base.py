@@ -67,6 +67,11 @@ class Config:
         check_names(type(self), changes)
         return dataclasses.replace(self, **changes)
 
+    @property
+    def holds_custom(self) -> bool:
+        """Whether this contains code of the user's, which may change between two calls."""
+        return any(isinstance(value, Custom) for value in vars(self).values())
+
 
 C = TypeVar("C", bound=Config)
 T = TypeVar("T")
@@ -208,12 +213,6 @@ def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
     return cls(**values)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return lines such as `epochs: 200 -> 100` for the values that differ."""
-    names = dict.fromkeys([*old, *new])
-    return [f"{k}: {old.get(k)} -> {new.get(k)}" for k in names if old.get(k) != new.get(k)]
-
-
 class Custom:
     """An object of the user's in a config, such as a network, and its qualified name."""
 
@@ -239,11 +238,6 @@ def _name_of(value: Any) -> str:
         return ", ".join(map(_name_of, value))
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def holds_custom(config: Config) -> bool:
-    """Return whether a config contains code of the user's, which may change between two calls."""
-    return any(isinstance(value, Custom) for value in vars(config).values())
 
 
 def described(value: Any) -> str:

@@ -1,5 +1,7 @@
 """Losses, and the queue of Momentum Contrast."""
 
+import contextlib
+import inspect
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -117,6 +119,25 @@ class ObjectiveConfig(Config):
         if self.loss == "weighted" and self.contrastive_weight:
             return "contrastive_tau"
         return "loss_tau" if self.loss in LEARNABLE_TEMPERATURE else None
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether the loss takes the labels of the training images."""
+        if self.function is not None:
+            return self.loss_arguments == [4]
+        return self.supervised_weight > 0 or self.loss == "supervised_contrastive"
+
+    @property
+    def loss_arguments(self) -> list[int]:
+        """Numbers of positional arguments that a custom loss takes: 2, 3 (a queue), 4 (labels)."""
+        signature = inspect.signature(self.function.value)
+        options = {"axis_name": None} if "axis_name" in signature.parameters else {}
+        counts = []
+        for count in (2, 3, 4):
+            with contextlib.suppress(TypeError):
+                signature.bind(*[None] * count, **options)
+                counts.append(count)
+        return counts
 
 
 @dataclass(frozen=True)

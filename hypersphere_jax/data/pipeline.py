@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.configs import require
+from hypersphere_jax.configs import PretrainConfig, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
 from hypersphere_jax.utils import caches
 
@@ -188,6 +188,17 @@ def read(source: Source, index: int) -> tuple[dict[str, Any], dict[int, str]]:
         except UnreadableImage as error:
             missing[number] = str(error)
     return {}, missing
+
+
+def decode_all(
+    config: PretrainConfig,
+    source: Source,
+    track: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> tuple[Arrays, BadImages]:
+    """Decode all images of a run's source, see `in_memory`; also return the unreadable ones."""
+    bad = BadImages(source, config.bad_images)
+    cache_dir = Path(config.cache_dir).expanduser() / "images"
+    return in_memory(source, bad, cache_dir, track), bad
 
 
 def in_memory(

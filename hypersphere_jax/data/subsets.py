@@ -166,7 +166,8 @@ def fold(source: Source, folds: int, number: int, seed: int) -> tuple[Subset, Su
 
     Unlabeled images are stratified like a class.
     """
-    require(2 <= folds <= len(source), f"folds {folds}: must be from 2 to {len(source)} images")
+    if not 2 <= folds <= len(source):
+        raise UserError(f"folds {folds}: must be from 2 to {len(source)} images")
     fold_of = stratified_folds(source.labels, folds, np.random.RandomState(seed))
     name = f"fold {number} of {folds}, seed {seed}"
     train = Subset(source, np.flatnonzero(fold_of != number), f"training part ({name})")
@@ -194,6 +195,19 @@ def fraction(source: Source, share: float, seed: int) -> Subset:
     classes = shuffled_classes(source.labels, np.random.RandomState(seed))
     taken = [members[: max(1, round(share * len(members)))] for members in classes]
     return Subset(source, np.sort(np.concatenate(taken)), f"{share:.4g} (seed {seed})")
+
+
+def labelled(source: Source) -> Source:
+    """Return the images with labels, or all of them if they are the same."""
+    known = np.flatnonzero(np.asarray(source.labels) >= 0)
+    return source if len(known) == len(source) else Subset(source, known, "labelled images")
+
+
+def sample(source: Source, count: int, seed: int) -> Subset:
+    """Draw about `count` images, the same share of each class; labelled images if there are any."""
+    if np.any(np.asarray(source.labels) >= 0):
+        source = labelled(source)
+    return fraction(source, min(1.0, count / len(source)), seed)
 
 
 def by_class(source: Source, names: Sequence[str]) -> Subset:

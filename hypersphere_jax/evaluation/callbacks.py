@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hypersphere_jax import models
 from hypersphere_jax.configs import EvaluateConfig, ObjectiveConfig, PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluation.features import Extractor, concatenate_layers
@@ -19,7 +18,6 @@ from hypersphere_jax.evaluation.metrics import rankme
 from hypersphere_jax.losses import align_loss, uniform_loss
 from hypersphere_jax.theory import uniformity_optimum
 from hypersphere_jax.training import distributed
-from hypersphere_jax.training.objectives import uses_labels
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -93,10 +91,9 @@ def evaluation_callback(
       alpha and t of the objective. It raises FloatingPointError for features that are not finite.
 
     Raises:
-      UserError: for a layer that the network lacks, images without labels, fewer images than
-        neighbours, or a supervised run whose training images would be classified.
+      UserError: for images without labels, fewer images than neighbours, or a supervised run whose
+        training images would be classified.
     """
-    models.check_layer(config, config.eval_layer, "eval_layer=")
     bank, queries = split_images(config, dataset)
     source = subsets.Concatenated([bank, queries])
     layers = {"align_uniform": "output", "rankme": "output", "classifier": "logits"}
@@ -137,7 +134,7 @@ def _warn_if_collapsed(
     if values.get("uniform", -math.inf) > highest:
         signs.append(f"uniformity {values['uniform']:.3g} is above {highest:.3g}")
     lowest = max(COLLAPSED_RANK, COLLAPSED_SHARE * min(n, d))
-    if uses_labels(objective):
+    if objective.uses_labels:
         lowest = COLLAPSED_RANK  # classes need few directions
     if values.get("rankme", math.inf) < lowest:
         signs.append(f"RankMe {values['rankme']:.3g} is below {lowest:.3g}")
@@ -169,7 +166,7 @@ def split_images(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Sour
         f"evaluators={' '.join(labelled)}: the images of {dataset.origin} have no labels; use "
         "evaluators=align_uniform or rankme",
     )
-    is_supervised = bool(labelled) and uses_labels(config)
+    is_supervised = bool(labelled) and config.uses_labels
     default = "test" if is_supervised and config.folds > 1 else "train"
     split = config.eval_split or default
     require(
@@ -179,21 +176,14 @@ def split_images(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Sour
     )
     count = sys.maxsize if config.eval_images == "all" else config.eval_images
     if split == "train":
-        bank, queries = subsets.fold(_sample(dataset.train, count), 2, 0, CALLBACK_SEED)
+        drawn = subsets.sample(dataset.train, count, CALLBACK_SEED)
+        bank, queries = subsets.fold(drawn, 2, 0, CALLBACK_SEED)
     else:
         message = f"eval_split=test: {dataset.origin} has no test split; folds= makes one"
         require(dataset.test is not None, message)
-        bank = _sample(dataset.train, count // 2)
-        queries = _sample(dataset.test, count // 2)
+        bank = subsets.sample(dataset.train, count // 2, CALLBACK_SEED)
+        queries = subsets.sample(dataset.test, count // 2, CALLBACK_SEED)
     for name, k in (("knn", config.eval_k), ("knn_weighted", WEIGHTED_KNN["k"])):
         message = f"evaluators={name} searches {k} images or more, and there are {len(bank)}"
         require(name not in names or k <= len(bank), f"{message}; raise eval_images=")
     return bank, queries
-
-
-def _sample(source: Source, count: int) -> Source:
-    """Return about `count` images, the same share of each class; labelled images if possible."""
-    labels = np.asarray(source.labels)
-    if (labels >= 0).any() and (labels < 0).any():
-        source = subsets.Subset(source, np.flatnonzero(labels >= 0), "labelled images")
-    return subsets.fraction(source, min(1.0, count / len(source)), CALLBACK_SEED)

@@ -16,7 +16,7 @@ import numpy as np
 
 from hypersphere_jax import __version__, augment, models
 from hypersphere_jax.configs import DataConfig, ModelConfig, PretrainConfig, require
-from hypersphere_jax.configs.base import holds_custom, section, to_dict
+from hypersphere_jax.configs.base import section, to_dict
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
 from hypersphere_jax.training import distributed
@@ -134,7 +134,7 @@ def compile_layers(
     """
     config = config.replace(source=None)  # other images share compiled programs
     compile_cached = _compile_layers
-    if holds_custom(config):
+    if config.holds_custom:
         compile_cached = _compile_layers.__wrapped__
     side = None if config.reads_text else config.image_size
     data = section(config, DataConfig)

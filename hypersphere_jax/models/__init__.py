@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.configs import ModelConfig, require, section
-from hypersphere_jax.configs.base import did_you_mean
+from hypersphere_jax.configs import ModelConfig, UserError, section
 from hypersphere_jax.models import custom, functional, heads
 from hypersphere_jax.models.functional import Tree
 from hypersphere_jax.models.resnet import ResNet18, ResNet34, ResNet50
@@ -120,10 +119,8 @@ def _groups_per_device(config: ModelConfig, axis_name: str | None) -> int:
     devices = 1
     if axis_name is not None:
         devices = jax.lax.axis_size(axis_name)
-    require(
-        config.bn_groups % devices == 0,
-        f"bn_groups={config.bn_groups} does not divide over {devices} devices",
-    )
+    if config.bn_groups % devices:
+        raise UserError(f"bn_groups={config.bn_groups} does not divide over {devices} devices")
     return config.bn_groups // devices
 
 
@@ -138,34 +135,33 @@ def resolved(config: ModelConfig) -> ModelConfig:
     config = section(config, ModelConfig)
     name = config.model
     size = config.image_size
-    require(name in MODELS, f"unknown model {name!r}{did_you_mean(name, MODELS)}")
+    if name not in MODELS:
+        raise UserError(f"unknown model {name!r}: give one of {', '.join(MODELS)}")
     needed = getattr(network_class(name), "required", ("image_size", "in_channels"))
-    require(
-        all(getattr(config, field) is not None for field in needed),
-        f"ModelConfig: {' and '.join(needed)} must be given to build {name}",
-    )
-    require(
-        not isinstance(config.network, str),
-        f"pass the network {config.network} itself, as in hypersphere_jax.load(..., network=...) "
-        "or train(..., network=...)",
-    )
+    if any(getattr(config, field) is None for field in needed):
+        raise UserError(f"ModelConfig: {' and '.join(needed)} must be given to build {name}")
+    if isinstance(config.network, str):
+        raise UserError(
+            f"pass the network {config.network} itself, as in hypersphere_jax.load(..., "
+            "network=...) or train(..., network=...)"
+        )
     if config.reads_text or config.network is not None:
         return config
     least = network_class(name).min_image_size
-    require(
-        size >= least,
-        f"{name} needs images of at least {least} pixels, not {size}; choose another model= or a "
-        "larger image_size=",
-    )
+    if size < least:
+        raise UserError(
+            f"{name} needs images of at least {least} pixels, not {size}; choose another model= "
+            "or a larger image_size="
+        )
     if config.stem is None and name.startswith("resnet"):
         return config.replace(stem="cifar" if size < 64 else "imagenet")
     if config.patch_size is None and name.startswith("vit"):
         patch_size = 4 if size < 64 else 16
-        require(
-            size % patch_size == 0,
-            f"image_size={size} is not a multiple of the default patch_size={patch_size}; pass a "
-            "patch_size= that divides it",
-        )
+        if size % patch_size:
+            raise UserError(
+                f"image_size={size} is not a multiple of the default patch_size={patch_size}; "
+                "pass a patch_size= that divides it"
+            )
         return config.replace(patch_size=patch_size)
     return config
 
@@ -202,8 +198,6 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def check_layer(config: ModelConfig, layer: str, flag: str = "layers=") -> None:
     """Raise UserError, with the argument's name `flag`, unless the model has the layer."""
     known = layers(config)
-    hint = did_you_mean(layer, known)
-    require(
-        layer in known,
-        f"{flag}{layer}: {config.label} has no such layer{hint}; it has {', '.join(known)}",
-    )
+    if layer not in known:
+        names = ", ".join(known)
+        raise UserError(f"{flag}{layer}: {config.label} has no such layer; it has {names}")

@@ -1,13 +1,13 @@
 """Batches on the devices: all images once, and the indices of each step, or the step's images.
 
 The step takes `(images, labels, indices)` and gathers its part of the batch itself; of streamed
-images it takes all, in their order.
+images it takes all, in their order. `devices` are those of all processes, and each process reads
+the rows of its devices.
 """
 
 import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,9 +16,8 @@ import numpy as np
 from hypersphere_jax import augment, text
 from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.data import Dataset, Source
-from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, in_memory, stream
+from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, decode_all, stream
 from hypersphere_jax.data.sampling import Sampler
-from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.terminal import track
 
@@ -36,21 +35,13 @@ def device_batches(
 ) -> Generator[tuple[Any, Any, Any]]:
     """Return `(images, labels, indices)` of each step, the arguments of a step in `step.py`.
 
-    Args:
-      config: Config of the run with all sizes filled in.
-      dataset: Data; its `pretrain` split is read.
-      sampler: Function from a step to the indices of its batch.
-      steps: Steps, counted from 0.
-      devices: Devices of all processes; each process reads the rows of its devices.
-      resident: Whether all images stay on the devices, see `is_resident`.
-
     Raises:
       UserError: If images cannot be read, or differ in size and should be resident.
     """
     source = dataset.pretrain
     if config.reads_text:
         return _ahead(text.sentence_batches(source, sampler, steps, devices))
-    rows = _local_rows(config, devices)
+    rows = distributed.local_rows(config.batch_size, devices, config.microbatches)
     if resident:
         images, labels = _resident(config, source, devices)
         return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
@@ -77,11 +68,11 @@ def call_batches(
 ) -> Generator[tuple[Any, ...]]:
     """Return `(images, labels, indices, count)` of each call of several steps, see `make_steps`.
 
-    Images are resident, see `device_batches`. `indices` have an axis of `at_once` steps after that
-    of the devices; the last steps of a shorter call are repetitions.
+    Images are resident. `indices` have an axis of `at_once` steps after that of the devices; the
+    last steps of a shorter call are repetitions.
     """
     images, labels = _resident(config, dataset.pretrain, devices)
-    rows = _local_rows(config, devices)
+    rows = distributed.local_rows(config.batch_size, devices, config.microbatches)
 
     def batch(call):
         steps = [sampler(step)[rows] for step in call]
@@ -101,11 +92,10 @@ def vmapped_batches(
 ) -> Generator[tuple[Any, Any, Any]]:
     """Return `(images, labels, indices)` of each step of vmapped runs, in one process.
 
-    Images are resident, see `device_batches`. `indices` have an axis of the runs after that of the
-    devices, with the batch of each sampler.
+    Images are resident. `indices` have an axis of the runs after that of the devices.
     """
     images, labels = _resident(config, dataset.pretrain, devices)
-    rows = _local_rows(config, devices)
+    rows = distributed.local_rows(config.batch_size, devices, config.microbatches)
 
     def batch(step):
         runs = [sampler(step)[rows] for sampler in samplers]
@@ -123,26 +113,22 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Yield all images, or sentences, of a source in batches; an unreadable image has index -1.
 
-    Args:
-      config: Config of the encoder's run.
-      source: Images or sentences.
-      size: Size of a batch; the last one may be shorter.
-      devices: Devices whose memory decides whether decoded images are kept.
-      prepare: See `pipeline.stream`, for images that differ in size.
+    `prepare` crops images that differ in size, see `pipeline.stream`. Decoded images are kept if
+    they fit into the memory of the devices.
     """
     if config.reads_text:
         yield from text.sentence_eval_batches(source, size)
         return
     n = len(source)
-    bad = BadImages(source, config.bad_images)
     has_one_size = source.image_shape is not None
     if not (has_one_size and is_resident(source, config.pipeline, devices)):
         order = functools.partial(_consecutive, n, size)
         steps = range(-(-n // size))
+        bad = BadImages(source, config.bad_images)
         options = {"prepare": prepare, "replace": False, "workers": config.workers}
         yield from stream(source, order, steps, bad, **options)
         return
-    arrays = _decoded(config, source, bad)
+    arrays, bad = decode_all(config, source, _track_decoding)
     indices = np.arange(n, dtype=np.int32)
     indices[list(bad.reasons)] = -1
     for start in range(0, n, size):
@@ -150,22 +136,17 @@ def eval_batches(
         yield Batch(arrays.images[rows], arrays.labels[rows], indices[rows])
 
 
-def _resident(config, source, devices) -> tuple[Any, Any]:
-    arrays = _decoded(config, source, BadImages(source, config.bad_images))
-    return distributed.replicate((arrays.images, arrays.labels), devices)
-
-
-def _decoded(config: PretrainConfig, source: Source, bad: BadImages) -> Arrays:
-    return in_memory(source, bad, image_cache(config), lambda items: track(items, "decoding"))
-
-
 def _consecutive(n: int, size: int, step: int) -> np.ndarray:
     return np.arange(step * size, min(n, (step + 1) * size))
 
 
-def image_cache(config: PretrainConfig) -> Path:
-    """Return the folder of the cache of decoded images."""
-    return Path(config.cache_dir).expanduser() / "images"
+def _resident(config, source, devices) -> tuple[Any, Any]:
+    arrays, _ = decode_all(config, source, _track_decoding)
+    return distributed.replicate((arrays.images, arrays.labels), devices)
+
+
+def _track_decoding(items: Sequence[int]) -> Iterable[int]:
+    return track(items, "decoding")
 
 
 def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) -> bool:
@@ -174,10 +155,6 @@ def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) ->
         return pipeline == "resident"
     limit = RESIDENT_SHARE * distributed.device_memory(distributed.local(devices))
     return len(source) * int(np.prod(source.image_shape)) <= limit
-
-
-def _local_rows(config: PretrainConfig, devices: Sequence[jax.Device]) -> np.ndarray:
-    return distributed.local_rows(config.batch_size, devices, config.microbatches)
 
 
 def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:

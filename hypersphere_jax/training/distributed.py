@@ -11,18 +11,17 @@ others; the same command in all of them continues from the newest checkpoint.
 import atexit
 import contextlib
 import functools
-import json
 import logging
 import multiprocessing
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -32,8 +31,6 @@ from hypersphere_jax.configs import (
     RuntimeConfig,
     Stopped,
     UserError,
-    differences,
-    require,
 )
 from hypersphere_jax.utils import memory, xla
 
@@ -85,26 +82,24 @@ def is_first() -> bool:
 
 
 def check_equal(values: dict[str, Any]) -> None:
-    """Raise UserError in all processes unless they have equal values (of JSON types)."""
+    """Raise UserError in all processes unless their values have the same texts."""
     if not is_multi_process():
         return
-    text = json.dumps(values).encode()
-    size = int(multihost_utils.process_allgather(np.int32(len(text))).max())
-    texts = multihost_utils.process_allgather(np.frombuffer(text.ljust(size), np.uint8))
-    first, *others = (json.loads(row.tobytes()) for row in texts)
-    for index, other in enumerate(others, 1):
-        changed = differences(first, other)
-        require(
-            not changed,
-            f"process {index} differs from process 0 ({'; '.join(changed)}): start all with the "
-            "same options, data and kind of machine",
+    checksums = [zlib.crc32(repr(value).encode()) for value in values.values()]
+    gathered = multihost_utils.process_allgather(np.asarray(checksums, np.uint32))
+    is_equal = (gathered == gathered[0]).all(axis=0)
+    differing = [name for name, equal in zip(values, is_equal, strict=True) if not equal]
+    if differing:
+        raise UserError(
+            f"the processes differ in {', '.join(differing)}: start all with the same options, "
+            "data and kind of machine"
         )
 
 
 def should_stop(requested: bool, count: int) -> bool:
-    """Return whether to stop before the next step, the same answer in all processes.
+    """Return whether to stop before step `count` of the session, the same in all processes.
 
-    With several processes JAX catches SIGTERM; `count` is the number of steps of the session.
+    With several processes JAX catches SIGTERM.
     """
     if is_multi_process():
         return multihost_utils.reached_preemption_sync_point(count)
@@ -154,8 +149,7 @@ def _exit() -> None:
 def isolated() -> Iterator[None]:
     """Ignore the mesh of the caller's `jax.set_mesh`, and leave the root logger as it is.
 
-    Orbax and Grain log through absl, which configures a root logger that has no handlers. The
-    functions that users call have this as a decorator.
+    Orbax and Grain log through absl, which configures a root logger that has no handlers.
     """
     handler = logging.lastResort or logging.NullHandler()
     is_added = not logging.root.handlers
@@ -177,7 +171,8 @@ def local_devices(
 ) -> list[jax.Device]:
     """Return this process's devices, the first `count` of them, or the `given` ones."""
     if given is not None:
-        require(len(given) > 0, "devices is empty: give one device or more, or leave it out")
+        if not given:
+            raise UserError("devices is empty: give one device or more, or leave it out")
         return list(given)
     try:
         devices = jax.local_devices()
@@ -186,20 +181,20 @@ def local_devices(
             raise
         reason = str(error).splitlines() or ["see JAX_PLATFORMS"]
         raise UserError(f"JAX has no device to run on: {reason[0]}") from error
-    require(
-        count is None or count <= len(devices),
-        f"devices={count}: this process has {len(devices)} {devices[0].platform} device(s)",
-    )
+    if count is not None and count > len(devices):
+        found = f"{len(devices)} {devices[0].platform} device(s)"
+        raise UserError(f"devices={count}: this process has {found}")
     return devices[:count]
 
 
 def global_devices(count: int | None = None) -> list[jax.Device]:
     """Return the devices of all processes, or the first `count` of each; see `local_devices`."""
     count = len(local_devices(count))
-    devices = [jax.local_devices(index) for index in range(jax.process_count())]
+    devices = [jax.local_devices(index)[:count] for index in range(jax.process_count())]
     counts = [len(each) for each in devices]
-    require(len(set(counts)) == 1, f"processes have {counts} devices: give each the same number")
-    return [device for each in devices for device in each[:count]]
+    if len(set(counts)) > 1:
+        raise UserError(f"processes have {counts} devices: give each the same number")
+    return [device for each in devices for device in each]
 
 
 def local(devices: Sequence[jax.Device]) -> list[jax.Device]:
@@ -210,7 +205,7 @@ def local(devices: Sequence[jax.Device]) -> list[jax.Device]:
 def local_rows(n: int, devices: Sequence[jax.Device], microbatches: int = 1) -> np.ndarray:
     """Return which rows of a global batch of `n` this process's devices take, in their order.
 
-    A microbatch is a run of consecutive rows, of which each device takes an equal part.
+    Each device takes an equal part of the consecutive rows of a microbatch.
     """
     first = [device.process_index for device in devices].index(jax.process_index())
     rows = np.arange(n).reshape(microbatches, len(devices), -1)
@@ -234,10 +229,10 @@ def check_batch_size(config: OptimizerConfig, devices: Sequence[jax.Device]) -> 
     total = len(devices)
     for name in ("batch_size", "microbatch_size"):
         size = getattr(config, name) or total
-        require(
-            size % total == 0,
-            f"{name}={size} does not divide over {total} devices: use a multiple of {total}",
-        )
+        if size % total:
+            raise UserError(
+                f"{name}={size} does not divide over {total} devices: use a multiple of {total}"
+            )
 
 
 # Mapped functions and their arrays.
@@ -277,32 +272,10 @@ def stacked_shapes(tree: Any, devices: Sequence[jax.Device], *axes: int) -> Any:
 def unreplicate(tree: Any) -> Any:
     """Return the first local device's copy of every array as NumPy arrays.
 
-    Reading one shard needs no communication, whereas `x[0]` would run a program on all devices. All
-    transfers start before the first one is waited for.
+    Reading one shard needs no communication, whereas `x[0]` would run a program on all devices.
     """
-    shards = _first_shards(tree)
-    for shard in jax.tree.leaves(shards):
-        shard.copy_to_host_async()
-    return jax.tree.map(lambda shard: np.asarray(np.array(shard)[0]), shards)
-
-
-def finite(tree: Any, axes: int = 0) -> jax.Array:
-    """Return whether all numbers of replicated arrays are finite, `[1, ...]`.
-
-    It is computed from the first device's copy, separately for the entries of the next `axes` axes.
-    """
-    return _finite(_first_shards(tree), axes)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _finite(tree: Any, axes: int) -> jax.Array:
-    arrays = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    found = [jnp.isfinite(x).all(tuple(range(1 + axes, x.ndim))) for x in arrays]
-    return functools.reduce(jnp.logical_and, found)
-
-
-def _first_shards(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+    shards = jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+    return jax.tree.map(lambda shard: np.array(shard[0]), jax.device_get(shards))
 
 
 @functools.lru_cache(maxsize=8)

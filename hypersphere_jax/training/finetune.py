@@ -21,7 +21,7 @@ from hypersphere_jax.configs import (
     ModelConfig,
     PretrainConfig,
     RuntimeConfig,
-    require,
+    UserError,
     section,
 )
 from hypersphere_jax.data import Dataset, Source, subsets
@@ -40,7 +40,7 @@ ADVICE = "choose another name= with lower learning_rates="
 
 @distributed.isolated()
 def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str, Any] | None]:
-    """Train the classifier, or resume its run, and score it.
+    """Train the classifier, or resume its run; return its folder and `eval/finetune.json`.
 
     With several learning rates, each has a run in the folder `learning_rates` of the run, on 80% of
     the labels of each class, and is scored on the other labels. The best rate is chosen, the
@@ -49,14 +49,7 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     The defaults are from SimCLR's fine-tuning (Chen et al. 2020, B.5; epochs as in SimCLR v2, B):
     Nesterov momentum 0.9, learning rate 0.05 for 256 images, no weight decay, and only crop and
     flip. The paper names no schedule; this one is a cosine. A batch has two augmentations of each
-    image here.
-
-    Args:
-      config: Config of the fine-tuning.
-      command: Command that the user typed, for the message that says how to continue.
-
-    Returns:
-      The run's folder, and the result as in `eval/finetune.json`; None in processes but the first.
+    image here. The result is None in processes but the first.
 
     Raises:
       UserError: as `train`; for data without labels or a test split; if all rates diverged.
@@ -102,38 +95,32 @@ def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
     trained = subsets.fraction(dataset.train, TRAIN_SHARE * fraction, seed)
     rows = np.setdiff1d(part.indices, trained.indices)
     rows = rows[np.asarray(dataset.train.labels)[rows] >= 0]
-    require(
-        len(rows) > 0,
-        f"fraction={fraction:g}: no class has enough images to hold one out: give one of the "
-        "learning_rates=",
-    )
+    if not len(rows):
+        raise UserError(
+            f"fraction={fraction:g}: no class has enough images to hold one out: give one of the "
+            "learning_rates="
+        )
     return subsets.Subset(dataset.train, rows, "held out")
 
 
 def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> float:
-    """Return the rate of the best accuracy, the smallest of equals; None is a diverged rate.
-
-    Raises:
-      UserError: If all rates diverged.
-    """
+    """Return the rate of the best accuracy, the smallest of equals; None is a diverged rate."""
     pairs = zip(rates, valid_top1, strict=True)
     scored = [(-top1, rate) for rate, top1 in pairs if top1 is not None]
-    tried = " ".join(f"{rate:g}" for rate in rates)
-    require(bool(scored), f"learning_rates={tried}: training diverged at each; give lower ones")
+    if not scored:
+        tried = " ".join(f"{rate:g}" for rate in rates)
+        raise UserError(f"learning_rates={tried}: training diverged at each; give lower ones")
     return min(scored)[1]
 
 
 def score(folder: Path, source: Source, devices: int | None = None) -> dict[str, Any]:
-    """Return the scores of a run's classifier on labelled images.
-
-    Raises:
-      Diverged: If logits are not finite.
-    """
+    """Return the scores of a run's classifier on labelled images."""
     encoder = run_dir.load_encoder(folder)
     local = distributed.local_devices(devices)
     logits, labels = split_features(encoder, source, ["logits"], local).features["logits"]
     known = labels >= 0
-    require(known.any(), f"no image of {source.origin} has a label")
+    if not known.any():
+        raise UserError(f"no image of {source.origin} has a label")
     if not np.isfinite(logits[known]).all():
         where = f"step {encoder.step} of {folder}"
         raise Diverged(f"the run diverged: logits that are not finite at {where}", ADVICE)
@@ -149,14 +136,14 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     folder = run_dir.find(config.run, config.runs_dir)
     run_dir.require_images(folder, "finetune")
     source = run_dir.read_config(folder)
-    require(
-        source.network is None,
-        f"finetune is for the networks of this package, and {folder} has {source.label}",
-    )
+    if source.network is not None:
+        raise UserError(
+            f"finetune is for the networks of this package, and {folder} has {source.label}"
+        )
     data_config = _data_config(config, source)
     dataset = data.load(data_config)
-    is_labelled = bool(dataset.class_names)
-    require(is_labelled, f"the images of {dataset.origin} have no labels to fine-tune on")
+    if not dataset.class_names:
+        raise UserError(f"the images of {dataset.origin} have no labels to fine-tune on")
     run_dir.test_split(dataset)
     model = section(source, ModelConfig).replace(
         classifier_layer=config.layer or models.before_head(source.model),
@@ -199,7 +186,8 @@ def _with_optimizer(
     """Return the config of a run on a share of the fraction of the labels."""
     fraction = share * config.fraction
     count = _count(dataset, fraction, base.subset_seed)
-    require(count >= 2, f"fraction={config.fraction:g}: {count} labelled image, two are needed")
+    if count < 2:
+        raise UserError(f"fraction={config.fraction:g}: {count} labelled image, two are needed")
     return base.replace(
         fraction=fraction,
         epochs=config.epochs or (60 if config.fraction <= 0.01 else 30),

@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterable
@@ -19,28 +18,21 @@ from hypersphere_jax.utils.files import atomic_write
 logger = logging.getLogger("hypersphere_jax")
 
 Record = dict[str, Any]  # "step" and metrics by name
-FLUSH_SECONDS = 5.0  # between two writes of TensorBoard's files to disk
 PER_SECOND = "_per_s"  # suffix of a throughput metric
 
 
 def read_metrics(folder: Path) -> list[Record]:
     """Read the records of metrics.jsonl in the order of their steps, the last record of each step.
 
-    Invalid lines are skipped with a warning, except for an incomplete last line, as after a kill.
+    Invalid lines are skipped with a warning. A killed session may leave an incomplete last line.
     """
     file = folder / "metrics.jsonl"
     if not file.is_file():
         return []
-    records = {}
-    invalid = 0
-    for line in file.read_bytes().splitlines(keepends=True):
-        record = _parse(line)
-        if record is not None:
-            records[record["step"]] = record
-        elif line.endswith(b"\n"):
-            invalid += 1
-    if invalid:
+    parsed = [_parse(line) for line in file.read_bytes().split(b"\n")]
+    if invalid := parsed[:-1].count(None):
         logger.warning("%s: %d invalid lines are left out", file, invalid)
+    records = {record["step"]: record for record in parsed if record is not None}
     return [records[step] for step in sorted(records)]
 
 
@@ -75,10 +67,9 @@ class MetricLogger:
         self._outputs += [JsonLines(folder / "metrics.jsonl", records), EventFile(folder, start)]
 
     def log(self, values: Record) -> Record:
-        """Log the metrics of a new step, or further ones of the last step if `values` has no step.
+        """Log metrics of a new step, or of the last one if `values` has no step; return its record.
 
-        Returns:
-          The record of the step. metrics.jsonl contains it by then.
+        Then metrics.jsonl contains it.
         """
         self.last = values if "step" in values else self.last | values
         for output in self._outputs:
@@ -136,7 +127,6 @@ class EventFile:
         self._writer = EventsWriter(str(folder / "events"), filename_suffix=suffix)
         self._event = event_pb2.Event
         self._summary = summary_pb2.Summary
-        self._flushed = time.monotonic()
         if start:  # TensorBoard drops events of later steps
             session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._writer.write_event(self._event(step=start + 1, session_log=session))
@@ -148,9 +138,7 @@ class EventFile:
                 summary.value.add(tag=name, simple_value=value)
         event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
         self._writer.write_event(event)
-        if time.monotonic() - self._flushed > FLUSH_SECONDS:
-            self._writer.flush()
-            self._flushed = time.monotonic()
+        self._writer.flush()
 
     def close(self, failed: bool) -> None:
         self._writer.close()
@@ -170,12 +158,12 @@ class WandbRun:
             how = how_to_install("wandb")
             raise UserError(f"log_to=wandb needs wandb, which is not installed: {how}") from error
         file = folder / "wandb_id.txt"
-        if not file.is_file() or re.fullmatch(rb"\w+\s*", file.read_bytes()) is None:
+        if not file.is_file():
             with atomic_write(file) as out:
                 out.write(secrets.token_hex(4).encode())
         try:
             self._run: Any = wandb.init(
-                id=file.read_text().strip(),
+                id=file.read_text(),
                 resume="allow",
                 name=config.name,
                 project=os.environ.get("WANDB_PROJECT", "hypersphere-jax"),
@@ -215,31 +203,31 @@ class Meter:
     """Throughput, and the share of time in which the devices wait for data.
 
     As a context manager it measures the time of fetching a batch. The clock starts after the first
-    step, which includes compilation.
+    steps, which include compilation.
     """
 
     def __init__(self, batch_size: int, unit: str = "images"):
         self._batch_size = batch_size
         self._rate_name = unit + PER_SECOND
-        self._since: float | None = None
+        self._is_compiled = False
+        self.reset()
 
     def __enter__(self) -> None:
         self._waiting_since = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        if self._since is not None:
-            self._waited += time.perf_counter() - self._waiting_since
+        self._waited += time.perf_counter() - self._waiting_since
 
     def add_steps(self, count: int) -> None:
         """Count steps; the first call starts the clock."""
-        if self._since is None:
+        self._steps += count
+        if not self._is_compiled:
+            self._is_compiled = True
             self.reset()
-        else:
-            self._steps += count
 
     def read(self) -> dict[str, float]:
-        """Return the figures since the last reading, or the last ones without a step."""
-        passed = time.perf_counter() - (self._since or 0.0)
+        """Return the figures since the last reading; the last ones if no step was added since."""
+        passed = time.perf_counter() - self._since
         figures = self._figures
         if self._steps:
             rate = round(self._steps * self._batch_size / passed, 1)
@@ -248,7 +236,7 @@ class Meter:
         return figures
 
     def reset(self, figures: dict[str, float] | None = None) -> None:
-        """Restart the clock, e.g. after a checkpoint or an evaluation."""
+        """Restart the clock, e.g. after an evaluation."""
         self._since = time.perf_counter()
         self._steps = 0
         self._waited = 0.0

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from hypersphere_jax import losses
-from hypersphere_jax.configs import ObjectiveConfig, require
+from hypersphere_jax.configs import ObjectiveConfig, UserError
 from hypersphere_jax.configs.base import described
 from hypersphere_jax.configs.objective import SETTINGS, WEIGHTS
 from hypersphere_jax.losses import (
@@ -34,20 +34,8 @@ Metrics = dict[str, jax.Array]
 # log of one over the learned temperature or None) -> (loss, metrics)
 Objective = Callable[..., tuple[jax.Array, Metrics]]
 
-# The losses of two views that may replace the weighted sum.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "nt_xent": losses.nt_xent_loss,
-    "decoupled_nt_xent": losses.decoupled_nt_xent_loss,
-    "generalized_contrastive": losses.generalized_contrastive_loss,
-    "dcl": losses.dcl_loss,
-    "balanced_contrastive": losses.balanced_contrastive_loss,
-    "generalized_nt_xent": losses.generalized_nt_xent_loss,
-    "logsumexp": losses.logsumexp_loss,
-    "prior_matching": losses.prior_matching_loss,
-    "lejepa": losses.lejepa_loss,
-    "visreg": losses.visreg_loss,
-    "supervised_contrastive": losses.supervised_contrastive_loss,
-}
+# The losses that may replace the weighted sum: `nt_xent` is `nt_xent_loss`.
+FUNCTIONS = {name: getattr(losses, f"{name}_loss") for name in SETTINGS if name != "weighted"}
 # Losses of a single view; the others compare the two views.
 OF_ONE_VIEW = ("logsumexp", "prior_matching")
 # Losses that draw samples.
@@ -74,17 +62,8 @@ def make_objective(
 ) -> Objective:
     """Return the weighted sum of losses, or the other loss, of a config, global over the axis.
 
-    Alignment and uniformity are always among the metrics, of unit features and with the config's
-    alpha and t, also if the loss does not contain them. Losses of two terms, alignment and
-    distribution, log these as `loss_alignment` and `loss_distribution`.
-
-    Args:
-      config: Config of the objective, which determines the terms of the loss.
-      scalars: Hyper-parameters that override the config's fields of these names; may be traced.
-
-    Returns:
-      The objective. Losses that draw samples need its key, the same on all devices. The learned
-      temperature replaces the config's.
+    Alignment and uniformity are always among the metrics. `scalars` override the config's fields of
+    these names; they may be traced. The random key is the same on all devices.
     """
     if config.function is not None:
         return _custom(config)
@@ -160,13 +139,12 @@ def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callab
     function = config.function.value
     signature = inspect.signature(function)
     takes_axis = "axis_name" in signature.parameters
-    options = {"axis_name": None} if takes_axis else {}
-    count = next((n for n in counts if _accepts(signature, n, options)), 0)
-    require(
-        count > 0,
-        f"loss={name} takes {signature}: it must take (x, y), or (layers of view 1, layers of view "
-        "2, labels, key); with a queue (query, key, queue)",
-    )
+    count = next((n for n in counts if n in config.loss_arguments), 0)
+    if count == 0:
+        raise UserError(
+            f"loss={name} takes {signature}: it must take (x, y), or (layers of view 1, layers of "
+            "view 2, labels, key); with a queue (query, key, queue)"
+        )
 
     def loss(*arguments, axis_name):
         if takes_axis:
@@ -177,29 +155,13 @@ def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callab
             gathered = jax.tree.map(lambda a: all_gather(a, axis_name), arguments[:sharded])
             value = function(*gathered, *arguments[sharded:])
         is_float = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
-        require(
-            is_float and value.shape == (),
-            f"loss={name} returns {described(value)}: it must return a JAX float scalar",
-        )
+        if not is_float or value.shape:
+            raise UserError(
+                f"loss={name} returns {described(value)}: it must return a JAX float scalar"
+            )
         return global_mean(jnp.asarray(value, jnp.float32), axis_name)
 
     return loss, count
-
-
-def _accepts(signature: inspect.Signature, count: int, options: Mapping[str, Any]) -> bool:
-    """Return whether a function can be called with this number of arguments and these options."""
-    try:
-        signature.bind(*[None] * count, **options)
-    except TypeError:
-        return False
-    return True
-
-
-def uses_labels(config: ObjectiveConfig) -> bool:
-    """Return whether the loss takes the labels of the training images."""
-    if config.function is not None:
-        return _custom_loss(config, (2, 3, 4))[1] == 4
-    return config.supervised_weight > 0 or config.loss == "supervised_contrastive"
 
 
 def make_queue_objective(
@@ -207,13 +169,9 @@ def make_queue_objective(
 ) -> Callable[..., tuple[jax.Array, Metrics]]:
     """Return the weighted sum against a queue of keys (Wang & Isola B.2); see `make_objective`.
 
-    Contrastive is InfoNCE with the queue as negatives, alignment is between a query and its key,
-    uniformity between queries and queue, with the pairs of queries (Eq. 22) or without (Eq. 21).
-
-    Returns:
-      `objective(query, key, queue, axis_name, logit_scale) -> (loss, metrics)`; features `[n, d]`,
-      queue `[k, d]`. The metrics contain the terms, the mean similarity of a query with its key and
-      with the queue, and the InfoNCE of uninformative features, log(k + 1).
+    It is `objective(query, key, queue, axis_name, logit_scale) -> (loss, metrics)`. The metrics
+    contain the mean similarity of a query with its key and with the queue, and the InfoNCE of
+    uninformative features, log(k + 1).
     """
     custom = None
     if config.function is not None:
@@ -292,18 +250,10 @@ def two_view_loss(
     axis_name: str | None,
     key: jax.Array | None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the loss of two views' layers, global over the axis, and its terms if it has two.
+    """Return the loss of two views' layers, times its factor, and its terms without it, by name.
 
-    Args:
-      config: Fields of a resolved config; numbers may be traced.
-      view1: Layers of the first view, each `[n, d]`.
-      view2: Layers of the second view.
-      labels: Class ids `[n]`, -1 for an unlabelled image.
-      axis_name: Mapped axis, or None on a single device.
-      key: Random key of a loss that draws samples, the same on all devices.
-
-    Returns:
-      The loss, times its factor, and its terms without it, by name.
+    `config` contains the fields of a resolved config; numbers may be traced. An unlabelled image
+    has the label -1.
     """
     name = config["loss"]
     function = FUNCTIONS[name]

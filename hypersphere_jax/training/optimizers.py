@@ -19,15 +19,10 @@ NOT_WEIGHTS = {"bias", "scale", "class_token", "position_embedding"}
 
 
 class RateSchedule(NamedTuple):
-    """Learning rate as a function of the number of steps done.
-
-    Attributes:
-      rate: the function.
-      steps: steps of the run.
-    """
+    """Learning rate as a function of the number of steps done."""
 
     rate: optax.Schedule
-    steps: int
+    steps: int  # of the run
 
     def __call__(self, step: Any) -> Any:
         return self.rate(step)
@@ -47,10 +42,7 @@ def make_schedule(
     (as in SimCLR), :math:`(1 + \cos(\pi (s - w) / (S - w))) / 2` of the peak; if it is by epochs,
     as in MoCo's code, s is the first step of the epoch (or w, if that is later).
 
-    Args:
-      config: Config of the optimizer; its epochs are the unit of the warm-up.
-      steps: Steps of the run S, >= 1.
-      learning_rate: Overrides the config's r; may be traced.
+    `steps` is S; `learning_rate` overrides the config's r and may be traced.
     """
     if learning_rate is not None:
         unit = make_schedule(dataclasses.replace(config, learning_rate=1.0), steps)
@@ -99,10 +91,7 @@ def make_optimizer(
     With `weight_decay_end`, :math:`\lambda` goes from start to end over the S steps of the run by
     :math:`\lambda_S + (\lambda_0 - \lambda_S) (1 + \cos(\pi s / S)) / 2` (DINO).
 
-    Args:
-      config: Config of the optimizer.
-      schedule: Learning rate r at each step, from `make_schedule`.
-      scalars: Overrides the config's `weight_decay` and `momentum`; may be traced.
+    `scalars` override the config's `weight_decay` and `momentum`; they may be traced.
     """
     value = vars(config) | dict(scalars or {})
     weight_decay = _weight_decay(config, value["weight_decay"], schedule)
@@ -154,11 +143,8 @@ def weight_mask(params: Any) -> Any:
 
 def network_mask(params: Any) -> Any:
     """Return a tree of booleans: False for the learned temperature."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: not _is_temperature(path), params)
-
-
-def _is_temperature(path: tuple) -> bool:
-    return any(getattr(key, "name", None) == "logit_scale" for key in path[:1])
+    temperature = jax.tree_util.GetAttrKey("logit_scale")
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[:1] != (temperature,), params)
 
 
 def _is_weight(path: tuple, array: jax.Array) -> bool:

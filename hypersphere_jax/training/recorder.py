@@ -4,12 +4,12 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from hypersphere_jax.configs import Diverged, Stopped, UserError, require
+from hypersphere_jax.configs import Diverged, Stopped, UserError
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.checkpoints import Checkpointer, Tree
 from hypersphere_jax.training.metrics import Meter, MetricLogger, Record, describe
@@ -17,6 +17,7 @@ from hypersphere_jax.training.setup import RunSetup
 from hypersphere_jax.training.step import TrainState
 from hypersphere_jax.utils.terminal import Progress
 
+T = TypeVar("T")
 Evaluate = Callable[..., dict[str, float]]  # see `callbacks.evaluation_callback`
 
 
@@ -43,11 +44,11 @@ class RunRecord:
         state = TrainState(**self.checkpointer.restore(tree_of(initial)))
         state = distributed.from_first_process(state)
         self.start = self.checkpointer.saved = int(state.step)
-        require(
-            self.start <= setup.total_steps,
-            f"{self.folder} is at step {self.start}, and epochs={setup.config.epochs} "
-            f"has {setup.total_steps} steps: give more epochs",
-        )
+        if self.start > setup.total_steps:
+            raise UserError(
+                f"{self.folder} is at step {self.start}, and epochs={setup.config.epochs} has "
+                f"{setup.total_steps} steps: give more epochs"
+            )
         if distributed.is_first():
             details: dict[str, Any] = {"from_step": self.start}
             if self._forced:
@@ -65,8 +66,7 @@ class RunRecord:
     def lacks_scores(self) -> bool:
         """Whether the run resumes from a logged step without the scores of an evaluation."""
         last = self._logger.last
-        has_scores = any(name.startswith("eval/") for name in last)
-        return last.get("step") == self.start and not has_scores
+        return last.get("step") == self.start and not _is_evaluated(last)
 
     def check(self, step: int, metrics: dict[str, np.ndarray]) -> None:
         """Keep the metrics of a step to log; raise Diverged unless they are finite."""
@@ -85,18 +85,19 @@ class RunRecord:
         record |= {"lr": learning_rate, **rates}
         return self._logger.log(record)
 
-    def evaluate(self, step: int, encoder: Tree, is_finite: bool, evaluate: Evaluate) -> Record:
+    def evaluate(self, step: int, encoder: Tree, evaluate: Evaluate) -> Record:
         """Add an encoder's scores to the last record, and return it."""
-        self._check_finite(step, is_finite)
+        self._check_finite(step, encoder)
+        self.checkpointer.wait()
         try:
             scores = evaluate(encoder["params"], encoder["stats"], self.setup.config)
         except FloatingPointError as error:
             raise self._diverged(f"{error} at step {step}") from error
         return self._logger.log(scores)
 
-    def save(self, step: int, tree: Tree, is_finite: bool) -> None:
+    def save(self, step: int, tree: Tree) -> None:
         """Save a state; raise Diverged unless it is finite."""
-        self._check_finite(step, is_finite)
+        self._check_finite(step, tree)
         self.checkpointer.save(step, tree)
 
     def close(self, failed: bool = False) -> None:
@@ -110,10 +111,10 @@ class RunRecord:
             if self._logger is not None:
                 self._logger.close(failed)
 
-    def _check_finite(self, step: int, is_finite: bool) -> None:
-        if not is_finite:
-            reason = f"parameters or optimizer state that are not finite at step {step}"
-            raise self._diverged(reason)
+    def _check_finite(self, step: int, tree: Tree) -> None:
+        for x in jax.tree.leaves(tree):
+            if jax.numpy.issubdtype(x.dtype, np.inexact) and not np.isfinite(x).all():
+                raise self._diverged(f"a state that is not finite at step {step}")
 
     def _diverged(self, reason: str) -> Diverged:
         return Diverged(
@@ -130,10 +131,9 @@ def open_run(setup: RunSetup, command: str = "") -> Iterator[RunRecord]:
     forced: list[str] = []
     with contextlib.ExitStack() as stack:
         if distributed.is_first():
-            folder = run_dir.folder_of(config)
             if config.resume == "overwrite":
-                run_dir.remove(folder)
-            stack.enter_context(run_dir.lock(folder))
+                run_dir.remove(setup.folder)
+            stack.enter_context(run_dir.lock(setup.folder))
             forced = run_dir.check_resume(config, len(setup.devices), setup.digest)
         record = RunRecord(setup, command, forced)
         stack.callback(record.close, failed=True)  # without effect after `close`
@@ -141,14 +141,10 @@ def open_run(setup: RunSetup, command: str = "") -> Iterator[RunRecord]:
 
 
 class Recorder:
-    """Records the steps of one run, or of vmapped runs with stacked states.
+    """Records the steps of one run, or of vmapped runs with stacked states, at the same step.
 
     Metrics stay on the devices until they are logged or saved, since reading them waits for their
     step. A vmapped run that diverges ends, and the others continue.
-
-    Args:
-      runs: Restored runs at the same step.
-      vmapped: Whether states and metrics have an axis of the runs.
     """
 
     def __init__(self, runs: Sequence[RunRecord], vmapped: bool = False):
@@ -156,7 +152,8 @@ class Recorder:
         self.setup = setup
         self.start = runs[0].start
         self.runs = list(runs)
-        self.meter = Meter(setup.config.batch_size, setup.unit)
+        unit = "sentences" if setup.config.reads_text else "images"
+        self.meter = Meter(setup.config.batch_size, unit)
         self._vmapped = vmapped
         self._progress: Progress | None = None
         self._in_flight: deque[tuple[range, Any]] = deque()
@@ -172,15 +169,14 @@ class Recorder:
         total = self.setup.total_steps
         if len(self.runs) > 1:
             name += f" and {len(self.runs) - 1} more"
-        progress = Progress(f"{name}: step", total, self.start)
-        with contextlib.closing(progress):
+        self._progress = Progress(f"{name}: step", total, self.start)
+        with contextlib.closing(self._progress) as progress:
             if self.start == total:
                 progress.print(f"{name}: finished at step {total} (to continue, raise epochs)")
             else:
                 if self.start:
                     progress.print(f"{name}: resuming at step {self.start} of {total}")
                 progress.print(f"{name}: compiling (takes up to minutes the first time)")
-            self._progress = progress
             yield
 
     def add(self, call: range, metrics: Any) -> None:
@@ -197,58 +193,56 @@ class Recorder:
             if self._progress is not None:
                 self._progress.update(call.stop, important=call.start == self.start)
             if self.setup.is_logged(call.stop):
-                self._read()
-                rates = self.meter.read()
-                self._show([run.log(call.stop, rates) for _, run in self._active()])
+                self._log(call.stop)
 
     def evaluate(self, step: int, state: TrainState, evaluate: Evaluate) -> None:
         """Evaluate the encoder, and add its scores to the record of this step, the last one."""
-        trees, finite = self._on_host({"params": state.params, "stats": state.stats})
-        for _, run in self._active():
-            run.checkpointer.wait()
-        records = []
-        for i, run in self._active():
-            with _ending_if_diverged(run):
-                records.append(run.evaluate(step, self._part(trees, i), finite[i], evaluate))
-        self._show(records)
-        if step > self.start:
-            self.meter.reset()  # exclude the evaluation from images/s
+        tree = distributed.unreplicate({"params": state.params, "stats": state.stats})
+        self._show(self._each(lambda run, part: run.evaluate(step, part, evaluate), tree))
+        self.meter.reset()  # exclude the evaluation from images/s
 
     def is_due(self, step: int) -> bool:
         """Return whether to save a checkpoint after this step."""
-        return any(run.checkpointer.is_due(step) for _, run in self._active())
+        return any(self._each(lambda run, _: run.checkpointer.is_due(step)))
 
     def save(self, step: int, state: TrainState) -> None:
         """Complete the steps, and save their state unless it is saved already."""
         self.complete()
         self._read()
-        if all(run.checkpointer.saved == step for _, run in self._active()):
-            return
-        trees, finite = self._on_host(tree_of(state))
-        for i, run in self._active():
-            with _ending_if_diverged(run):
-                run.save(step, self._part(trees, i), finite[i])
+        if not all(self._each(lambda run, _: run.checkpointer.saved == step)):
+            tree = distributed.unreplicate(tree_of(state))
+            self._each(lambda run, part: run.save(step, part), tree)
 
     def stopped(self, step: int) -> Stopped:
         """Return the exception that says where the states are saved and how to continue."""
-        folders = [str(run.folder) for _, run in self._active()]
+        folders = self._each(lambda run, _: str(run.folder))
         saved = f"saved at step {step} of {self.setup.total_steps} in {', '.join(folders)}"
         command = self.runs[0].command or "the same command"
         return Stopped(f"stopped: {saved}; to resume: {command}")
 
     def close(self) -> None:
         """Wait until the files of all runs are written."""
-        for _, run in self._active():
-            run.close()
+        self._each(lambda run, _: run.close())
 
-    def _active(self) -> Iterator[tuple[int, RunRecord]]:
-        """Yield the runs that have not diverged; finally raise Diverged if none is left."""
+    def _each(self, act: Callable[[RunRecord, Any], T], tree: Any = None) -> list[T]:
+        """Return `act(run, its part of the tree)` of the runs that have not diverged.
+
+        A run that diverges now is closed. If none is left, its Diverged is raised.
+        """
+        results = []
         for i, run in enumerate(self.runs):
-            if run.diverged is None:
-                yield i, run
+            if run.diverged is not None:
+                continue
+            part = jax.tree.map(lambda x, i=i: x[i, ...], tree) if self._vmapped else tree
+            try:
+                results.append(act(run, part))
+            except Diverged as error:
+                run.diverged = error
+                run.close(failed=True)
         errors = [run.diverged for run in self.runs if run.diverged is not None]
         if len(errors) == len(self.runs):
             raise errors[-1]
+        return results
 
     def _read(self) -> None:
         """Read the metrics of the completed steps."""
@@ -258,37 +252,26 @@ class Recorder:
         for call, metrics in zip(calls, values, strict=True):
             for number, step in enumerate(call):
                 of_step = {name: value[number] for name, value in metrics.items()}
-                for i, run in self._active():
-                    with _ending_if_diverged(run):
-                        run.check(step + 1, self._part(of_step, i))
+                self._check(step + 1, of_step)
+
+    def _check(self, step: int, metrics: dict[str, np.ndarray]) -> None:
+        self._each(lambda run, part: run.check(step, part), metrics)
+
+    def _log(self, step: int) -> None:
+        self._read()
+        rates = self.meter.read()
+        self._show(self._each(lambda run, _: run.log(step, rates)))
 
     def _show(self, records: Sequence[Record]) -> None:
         if self._progress is not None:
             record = records[0]
-            is_evaluated = any(name.startswith("eval/") for name in record)
             is_last = record["step"] == self.setup.total_steps
-            self._progress.update(int(record["step"]), describe(record), is_evaluated or is_last)
-
-    def _on_host(self, tree: Tree) -> tuple[Tree, np.ndarray]:
-        """Return a tree from the devices, and for each run whether it is finite."""
-        finite = distributed.finite(tree, int(self._vmapped))
-        tree, finite = distributed.unreplicate((tree, finite))  # in one transfer
-        return tree, np.atleast_1d(finite)
-
-    def _part(self, tree: Any, i: int) -> Any:
-        """Return the part of a run in a tree of all runs."""
-        if not self._vmapped:
-            return tree
-        return jax.tree.map(lambda x: x[i, ...], tree)
+            important = is_last or _is_evaluated(record)
+            self._progress.update(int(record["step"]), describe(record), important)
 
 
-@contextlib.contextmanager
-def _ending_if_diverged(run: RunRecord) -> Iterator[None]:
-    try:
-        yield
-    except Diverged as error:
-        run.diverged = error
-        run.close(failed=True)
+def _is_evaluated(record: Record) -> bool:
+    return any(name.startswith("eval/") for name in record)
 
 
 def tree_of(state: TrainState) -> Tree:

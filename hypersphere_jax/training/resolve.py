@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax import augment, data, models, text
-from hypersphere_jax.configs import PretrainConfig, UserError, require
-from hypersphere_jax.data import subsets
+from hypersphere_jax.configs import PretrainConfig, UserError
 from hypersphere_jax.training import distributed, objectives
 
 logger = logging.getLogger("hypersphere_jax")
@@ -25,37 +24,49 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     """
     if config.reads_text:
         return text.resolve_text(config, dataset)
-    if objectives.uses_labels(config) and not dataset.class_names:
+    if config.uses_labels:
+        _check_labels(config, dataset)
+    config = _with_image_shape(objectives.with_loss_defaults(config), dataset)
+    if config.network is None:
+        num_classes = len(dataset.class_names) if config.supervised_weight else 0
+        config = config.replace(num_classes=num_classes, batch_norm=_batch_norm(config))
+        network = models.resolved(config)
+        config = config.replace(stem=network.stem, patch_size=network.patch_size)
+    else:
+        config = config.replace(dim=models.layers(config)["output"][0])
+    if config.eval_every_epochs is not None:
+        models.check_layer(config, config.eval_layer, "eval_layer=")
+    return config.replace(**data.located(config))
+
+
+def _check_labels(config: PretrainConfig, dataset: data.Dataset) -> None:
+    """Check the labels of a loss that takes them."""
+    if config.supervised_weight and config.network is not None:
+        raise UserError("supervised_weight= is for this package's networks: pass a loss=")
+    if not dataset.class_names:
         raise UserError(
             f"the loss takes labels, and the images of {dataset.origin} have none: pass labels, or "
             "train without supervised_weight= and with a loss that takes no labels"
         )
-    if config.supervised_weight and config.network is not None:
-        raise UserError("supervised_weight= is for this package's networks: pass a loss=")
-    config = _with_image_shape(objectives.with_loss_defaults(config), dataset)
-    if config.network is not None:
-        config = config.replace(dim=models.layers(config)["output"][0])
-    else:
-        num_classes = len(dataset.class_names) if config.supervised_weight else 0
-        network = models.resolved(config)
-        config = config.replace(
-            num_classes=num_classes, stem=network.stem, patch_size=network.patch_size
+    labels = np.unique(np.asarray(dataset.train.labels))
+    if config.function is None and np.sum(labels >= 0) < 2:
+        raise UserError(
+            f"the labelled images of {dataset.origin} are all of one class, and a loss with labels "
+            "needs two"
         )
-        config = config.replace(batch_norm=_batch_norm(config))
-    return config.replace(**data.located(config))
 
 
 def _batch_norm(config: PretrainConfig) -> Any:
     """Return how batch norm is computed; "sync" for networks without batch norm."""
-    if not _has_batch_norm(config):
-        require(
-            config.batch_norm in (None, "sync") and config.bn_groups == PretrainConfig.bn_groups,
-            f"batch_norm= and bn_groups= have no effect, because {config.model} with "
-            f"head={config.head} has no batch norm: leave them out",
-        )
+    if _has_batch_norm(config):
+        default = "split" if config.queue_size else "sync"
+        return config.batch_norm or default
+    if config.batch_norm in (None, "sync") and config.bn_groups == PretrainConfig.bn_groups:
         return "sync"
-    default = "split" if config.queue_size else "sync"
-    return config.batch_norm or default
+    raise UserError(
+        f"batch_norm= and bn_groups= have no effect, because {config.model} with "
+        f"head={config.head} has no batch norm: leave them out"
+    )
 
 
 def _has_batch_norm(config: PretrainConfig) -> bool:
@@ -164,23 +175,3 @@ def _check_custom(config: PretrainConfig, source: data.Source, devices: Sequence
     queue = jax.ShapeDtypeStruct((config.queue_size, config.dim), np.float32)
     arguments = distributed.stacked_shapes((params, stats, views, labels, queue, key), devices)
     jax.eval_shape(distributed.pmap(loss, devices), *arguments)
-
-
-def check_labels(dataset: data.Dataset) -> None:
-    """Raise UserError if the labelled images are all of one class."""
-    labels = np.asarray(dataset.train.labels)
-    require(
-        len(np.unique(labels[labels >= 0])) > 1,
-        f"the labelled images of {dataset.origin} are all of one class, and a loss with labels "
-        "needs two",
-    )
-
-
-def labelled(dataset: data.Dataset) -> data.Dataset:
-    """Return the data with only the labelled images to train on."""
-    labels = np.asarray(dataset.train.labels)
-    known = np.flatnonzero(labels >= 0)
-    train = dataset.train
-    if len(known) < len(labels):
-        train = subsets.Subset(train, known, "labelled images")
-    return dataset._replace(train=train, pretrain=train)

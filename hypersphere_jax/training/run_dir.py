@@ -16,19 +16,15 @@ from hypersphere_jax import data, models, text
 from hypersphere_jax.configs import (
     DataConfig,
     EvaluateConfig,
-    ModelConfig,
     PretrainConfig,
     RuntimeConfig,
     UserError,
-    differences,
     from_dict,
-    section,
     to_dict,
 )
-from hypersphere_jax.configs.base import C, Custom, did_you_mean
+from hypersphere_jax.configs.base import Custom
 from hypersphere_jax.configs.pretrain import CUSTOM
 from hypersphere_jax.training import checkpoints
-from hypersphere_jax.training.batches import image_cache
 from hypersphere_jax.utils.files import locked, read_json, write_json
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
@@ -38,11 +34,10 @@ MAX_NAMES = 8  # names of runs in a message
 NOT_COMPARED = {"name", "runs_dir", "remat"}
 for _section in (RuntimeConfig, EvaluateConfig):
     NOT_COMPARED |= {field.name for field in fields(_section)}
+# Data may move, so their digest is compared instead of their location.
+LOCATION = {"data_dir", "classes", "bad_images"}
 # Runtime options of a single session, which the next session does not inherit.
-SESSION_OPTIONS = (
-    *("resume", "force"),
-    *("processes", "coordinator", "num_processes", "process_index"),
-)
+SESSION_OPTIONS = ("resume", "force", "processes", "coordinator", "num_processes", "process_index")
 RECORD = {"config": dict, "data_digest": str, "sessions": list}  # entries of config.json
 ADVICE = "take it from a copy of the run"
 
@@ -84,12 +79,8 @@ def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
             f"{name!r} is a file, and a run is a folder: `import-torch` makes one of weights"
         )
     known = sorted(file.parent.name for file in Path(runs_dir).glob("*/config.json"))
-    siblings = [file.parent.name for file in Path(name).parent.glob("*/config.json")]
-    hint = did_you_mean(Path(name).name, [*known, *siblings])
-    if not hint:
-        shown = known[:MAX_NAMES] or ["none"]
-        hint = f"; runs in runs_dir={runs_dir}: {', '.join(shown)}"
-    raise UserError(f"no run {name!r}{hint}")
+    shown = ", ".join(known[:MAX_NAMES]) or "none"
+    raise UserError(f"no run {name!r}; runs in runs_dir={runs_dir}: {shown}")
 
 
 # Creating, resuming and removing the folder.
@@ -112,22 +103,20 @@ def remove(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run, and is not overwritten: choose another name=")
     read_record(folder)
-    with (
-        lock(folder),
-        tempfile.TemporaryDirectory(prefix=".overwritten-", dir=folder.parent) as aside,
-    ):
-        folder.rename(Path(aside, folder.name))
+    aside = tempfile.TemporaryDirectory(prefix=".overwritten-", dir=folder.parent)
+    with lock(folder), aside as parent:
+        folder.rename(Path(parent, folder.name))
 
 
 def training_config(config: PretrainConfig) -> dict[str, Any]:
-    """Return the part of a config that determines the numbers of its run."""
-    compared = {key: value for key, value in to_dict(config).items() if key not in NOT_COMPARED}
-    # Data may move, so their digest is compared instead of their location.
-    for name in ("data_dir", "classes", "bad_images"):
-        del compared[name]
-    if "/" in compared["data"]:
-        compared["data"] = "a path"
-    return compared
+    """Return the options that determine the numbers of a run; custom parts by name."""
+    options = {}
+    for name, value in vars(config).items():
+        if name not in NOT_COMPARED | LOCATION:
+            options[name] = str(value) if isinstance(value, Custom) else value
+    if "/" in config.data:
+        options["data"] = "a path"
+    return options
 
 
 def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]:
@@ -151,7 +140,9 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
         raise UserError(f"{folder} contains an imported encoder: {advice}")
     recorded = read_config(folder)
     require_custom(config, recorded)
-    changes = differences(training_config(recorded), training_config(config))
+    old = training_config(recorded)
+    new = training_config(config)
+    changes = [f"{name}: {old[name]} -> {new[name]}" for name in new if old[name] != new[name]]
     if record["data_digest"] != digest:
         changes.append(f"data: other images or labels than {config.data} had")
     if config.batch_norm == "local" and first["device"]["count"] != devices:
@@ -208,17 +199,12 @@ def add_session(
     }
     splits = {"labels": bool(dataset.class_names), "test_split": dataset.test is not None}
     sessions = [*record["sessions"], session]
-    inherited = to_dict(inherited_options(config))
+    inherited = to_dict(config) | {name: getattr(RuntimeConfig, name) for name in SESSION_OPTIONS}
     new = {"config": inherited, "data_digest": digest, "sessions": sessions, "data": splits}
     write_json(folder / "config.json", record | new)
     if config.reads_text:
         corpus: Any = dataset.pretrain
         text.write_vocabulary(folder / text.VOCABULARY, corpus.vocabulary)
-
-
-def inherited_options(config: C) -> C:
-    """Return the options that the next session inherits."""
-    return config.replace(**{name: getattr(RuntimeConfig, name) for name in SESSION_OPTIONS})
 
 
 # Reading the folder.
@@ -249,11 +235,7 @@ def read_config(folder: Path) -> PretrainConfig:
 
 
 def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
-    """Load the data of a run.
-
-    Args:
-      folder: Folder of the run.
-      data_dir: New folder of the data, if they were moved.
+    """Load the data of a run, from `data_dir` if they were moved.
 
     Raises:
       UserError: If the data are missing, or have changed since.
@@ -274,7 +256,7 @@ def open_data(config: PretrainConfig) -> data.Dataset:
     """Open the images, or sentences, that a config names."""
     if config.reads_text:
         return text.load_text(config)
-    return data.load(config, cache_dir=image_cache(config))
+    return data.load(config, cache_dir=Path(config.cache_dir).expanduser() / "images")
 
 
 def moved(config: D, data_dir: str | None) -> D:
@@ -303,34 +285,12 @@ def test_split(dataset: data.Dataset) -> data.Source:
 def load_encoder(
     folder: Path, step: int | None = None, config: PretrainConfig | None = None
 ) -> RunEncoder:
-    """Load the encoder of a run; errors as `checkpoints.restore`.
+    """Load the encoder of a run from a checkpoint, by default the newest intact one.
 
-    Args:
-      folder: Folder of the run.
-      step: Checkpoint; defaults to the newest intact one.
-      config: Config with the custom parts; defaults to the recorded config.
+    `config` contains the custom parts; it defaults to the recorded config.
     """
     config = config or read_config(folder)
     apply, params, stats = models.abstract(config)
     like = {"params": params, "stats": stats}
     step, tree = checkpoints.restore(folder / "checkpoints", like, step)
     return RunEncoder(apply, tree["params"], tree["stats"], config, folder, step)
-
-
-def initial_encoder(config: PretrainConfig, params: Any) -> tuple[Any, Any]:
-    """Load parameters and statistics of `init_from`, with the classifier of `params`.
-
-    Raises:
-      UserError: If the run has another encoder.
-    """
-    folder = find(config.init_from, config.runs_dir)
-    encoder = read_config(folder)
-    classifier = {"num_classes": encoder.num_classes, "classifier_layer": encoder.classifier_layer}
-    model = section(config, ModelConfig)
-    source = model.replace(**classifier)
-    _, source_params, source_stats = models.abstract(source)
-    like = {"params": source_params, "stats": source_stats}
-    _, tree = checkpoints.restore(folder / "checkpoints", like, config.init_step)
-    if source != model:  # their classifiers differ
-        tree["params"] = models.with_classifier(tree["params"], params)
-    return tree["params"], tree["stats"]

@@ -1,6 +1,7 @@
 """Setting up a run: its complete config, data, devices, and initial state."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import numpy as np
 
 from hypersphere_jax import data, models, text
 from hypersphere_jax.configs import PretrainConfig
+from hypersphere_jax.data import subsets
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.batches import is_resident
 from hypersphere_jax.training.objectives import initial_logit_scale
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.resolve import check_devices, check_labels, labelled, resolve
+from hypersphere_jax.training.resolve import check_devices, resolve
 from hypersphere_jax.training.step import Momentum, TrainState, init_state
 
 ACCELERATOR_STEPS_PER_CALL = 10  # a small network would wait for the host otherwise
@@ -32,7 +34,6 @@ class RunSetup:
       digest: Digest of the data.
       devices: Devices of all processes.
       resident: Whether all images stay on the devices.
-      sampler: Function from a step to the indices of its batch.
     """
 
     config: PretrainConfig
@@ -40,17 +41,20 @@ class RunSetup:
     digest: str
     devices: list[jax.Device]
     resident: bool
-    sampler: Any
 
     @property
     def folder(self) -> Path:
         """Folder of the run."""
         return run_dir.folder_of(self.config)
 
-    @property
-    def unit(self) -> str:
-        """Plural noun for the samples of a batch."""
-        return "sentences" if self.config.reads_text else "images"
+    @functools.cached_property
+    def sampler(self) -> Any:
+        """Function from a step to the indices of its batch."""
+        source: Any = self.dataset.pretrain
+        if self.config.reads_text:
+            options = (self.config.batch_size, self.config.seed)
+            return text.ConsecutiveSampler(source.documents, *options)
+        return Sampler(len(source), self.config.batch_size, self.config.seed)
 
     @property
     def total_steps(self) -> int:
@@ -110,20 +114,16 @@ def set_up(config: PretrainConfig, load: Callable = run_dir.open_data) -> RunSet
     devices = distributed.global_devices(config.devices)
     distributed.check_batch_size(config, devices)
     dataset = load(config)
+    digest = dataset.digest()
     config = resolve(config, dataset)
     check_devices(config, dataset.pretrain, devices)
-    digest = dataset.digest()
-    if config.supervised_weight or config.loss == "supervised_contrastive":
-        check_labels(dataset)
     if config.supervised_weight:
-        dataset = labelled(dataset)
-    source: Any = dataset.pretrain
+        train = subsets.labelled(dataset.train)
+        dataset = dataset._replace(train=train, pretrain=train)
     if config.reads_text:
-        order = text.ConsecutiveSampler(source.documents, config.batch_size, config.seed)
-        return RunSetup(config, dataset, digest, devices, False, order)
-    resident = is_resident(source, config.pipeline, devices)
-    sampler = Sampler(len(source), config.batch_size, config.seed)
-    return RunSetup(config, dataset, digest, devices, resident, sampler)
+        return RunSetup(config, dataset, digest, devices, resident=False)
+    resident = is_resident(dataset.pretrain, config.pipeline, devices)
+    return RunSetup(config, dataset, digest, devices, resident)
 
 
 def initial_state(setup: RunSetup) -> tuple[Callable, TrainState, jax.Array]:
@@ -132,19 +132,36 @@ def initial_state(setup: RunSetup) -> tuple[Callable, TrainState, jax.Array]:
     Parameters are random, or from the run that the config starts from.
     """
     config = setup.config
-    has_checkpoint = bool(saved_steps(config))
+    source = None
+    if config.init_from is not None and distributed.is_first() and not saved_steps(config):
+        source = _initial_encoder(setup)
     network_key, step_key, queue_key = _keys(np.uint32(config.seed))
     apply, params, stats = models.create(config, network_key)
-    if config.init_from is not None and distributed.is_first() and not has_checkpoint:
-        if config.reads_text:
-            text.check_vocabulary(config, setup.dataset)
-        params, stats = run_dir.initial_encoder(config, params)
+    if source is not None:
+        stats = source.stats
+        if source.config == config:
+            params = source.params
+        else:  # their classifiers differ
+            params = models.with_classifier(source.params, params)
+    momentum = None
+    if config.queue_size:
+        momentum = Momentum(params, stats, queue_init(queue_key, config.queue_size, config.dim))
     optimizer = make_optimizer(config, make_schedule(config, setup.total_steps))
     state = init_state(params, stats, optimizer, initial_logit_scale(config))
-    if config.queue_size:
-        queue = queue_init(queue_key, config.queue_size, config.dim)
-        state = state._replace(momentum=Momentum(params, stats, queue))
-    return apply, state, step_key
+    return apply, state._replace(momentum=momentum), step_key
+
+
+def _initial_encoder(setup: RunSetup) -> run_dir.RunEncoder:
+    """Load the encoder of `init_from`, with the classifier that it has."""
+    config = setup.config
+    if config.reads_text:
+        text.check_vocabulary(config, setup.dataset)
+    folder = run_dir.find(str(config.init_from), config.runs_dir)
+    recorded = run_dir.read_config(folder)
+    source = config.replace(
+        num_classes=recorded.num_classes, classifier_layer=recorded.classifier_layer
+    )
+    return run_dir.load_encoder(folder, config.init_step, source)
 
 
 def saved_steps(config: PretrainConfig) -> list[int]:

@@ -28,7 +28,6 @@ from hypersphere_jax.moco import (
     queue_statistics,
     shuffle,
 )
-from hypersphere_jax.training.microbatches import encode_microbatches
 from hypersphere_jax.training.objectives import (
     Metrics,
     Objective,
@@ -91,17 +90,9 @@ def make_step_of(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Return the step of a config, for sentences or images, with a queue or without.
 
-    Args:
-      config: Config with all sizes filled in.
-      apply: The network, see `models.create`.
-      total: Steps of the run.
-      axis_name: Mapped axis, or None on a single device.
-      cropped: Whether the host crops the images, as it does if they differ in size.
-      resident: See `make_moco_step`.
-
-    Returns:
-      `step(state, images, labels, indices, key, scalars) -> (state, metrics)`, as by `make_step`,
-      with the `scalars_of` a config of the same `structure`.
+    It is `step(state, images, labels, indices, key, scalars) -> (state, metrics)`, as by
+    `make_step`, with the `scalars_of` a config of the same `structure`. The run has `total` steps.
+    `cropped` says whether the host crops the images, as it does if they differ in size.
     """
 
     def step(state, images, labels, indices, key, scalars):
@@ -118,17 +109,11 @@ def make_step_of(
 
 
 def make_steps(step: Callable, at_once: int = 1) -> Callable:
-    """Take several steps in one program, with the numbers of single steps.
+    """Take up to `at_once` steps in one program, with the numbers of single steps.
 
-    Args:
-      step: See `make_step_of`.
-      at_once: Largest number of steps.
-
-    Returns:
-      For one step, the step itself, with a leading axis of one step in its metrics. Otherwise
-      `steps(state, images, labels, indices, count, key, scalars) -> (state, metrics)`, where
-      `indices` and the metrics have a leading axis of steps, of which the first `count` are taken.
-      One program serves every count.
+    For one step, return the step itself, with a leading axis of one step in its metrics. Otherwise
+    return `steps(state, images, labels, indices, count, key, scalars) -> (state, metrics)`, where
+    `indices` and the metrics have a leading axis of steps, of which the first `count` are taken.
     """
     if at_once == 1:
 
@@ -196,13 +181,8 @@ def make_step(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Return a training step of one device, in which both views pass through one network.
 
-    Args:
-      apply: The network, see `models.create`.
-      objective: Global loss of two views, see `make_objective`.
-      optimizer: See `optimizers.make_optimizer`.
-      augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
-      axis_name: Mapped axis, or None on a single device.
-      microbatches: Number of microbatches, see `encode_microbatches`.
+    The augmentation is (key, uint8 image) -> float32 image. `axis_name` is the mapped axis, or None
+    on a single device.
 
     Returns:
       `step(state, images, labels, indices, key) -> (state, metrics)`, where `images`
@@ -237,6 +217,32 @@ def make_step(
     return step
 
 
+def encode_microbatches(
+    encode: Callable, count: int, params: Any, batch: tuple[jax.Array, ...]
+) -> tuple[dict[str, jax.Array], Any]:
+    """Encode a batch in microbatches, whose activations are in memory one after another.
+
+    The forward pass keeps only the outputs. The backward pass encodes each microbatch a second time
+    and propagates the derivative of the loss with respect to its outputs to the parameters. The
+    gradient of any loss of the outputs is therefore exact. Microbatches are equal parts of
+    consecutive rows; running statistics are the mean of theirs.
+
+    Source: Gao et al. 2021 (GradCache).
+    """
+    if count == 1:
+        return encode(params, *batch)
+    microbatches = [array.reshape(count, -1, *array.shape[1:]) for array in batch]
+    encode = jax.checkpoint(encode)
+
+    def encode_next(carry, microbatch):
+        return carry, encode(params, *microbatch)
+
+    # In a program without a loop, XLA would keep all activations.
+    _, (outputs, stats) = jax.lax.scan(encode_next, None, microbatches)
+    outputs = {name: layer.reshape(-1, *layer.shape[2:]) for name, layer in outputs.items()}
+    return outputs, jax.tree.map(lambda stat: jnp.mean(stat, axis=0), stats)
+
+
 def make_moco_step(
     apply: Callable,
     objective: Callable,
@@ -256,24 +262,16 @@ def make_moco_step(
     queries against the queue, update of the encoder, then of the momentum encoder, and the keys
     enter the queue.
 
-    Args:
-      apply: The network, see `models.create`.
-      objective: Global loss of queries, keys and queue, see `make_queue_objective`.
-      optimizer: See `optimizers.make_optimizer`.
-      augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
-      axis_name: Mapped axis, or None on a single device.
-      separate: (samples, random key) -> samples, undo: moves the samples of the keys to other
-        groups of batch norm than their queries, such as `shuffle`. Defaults to no move.
-      resident: Whether every device has all images, so that only their indices are exchanged;
-        otherwise the images are, as uint8.
-      decay: Decay of the momentum encoder's parameters at a step.
-      own_stats: Whether the momentum encoder's running statistics come from the keys, as in MoCo's
-        code; otherwise they are averaged like its parameters.
-      symmetric: Whether the first view is a key as well, of the second view's query, as in MoCo's
-        notebook for CIFAR-10. Loss and metrics are means over the two views.
+    - `separate`: (samples, random key) -> samples, undo: moves the samples of the keys to other
+      groups of batch norm than their queries, such as `shuffle`. Defaults to no move.
+    - `resident`: whether every device has all images, so that only their indices are exchanged.
+    - `decay`: decay of the momentum encoder's parameters at a step.
+    - `own_stats`: whether the momentum encoder's running statistics come from the keys, as in
+      MoCo's code; otherwise they are averaged like its parameters.
+    - `symmetric`: whether the first view is a key as well, of the second view's query, as in MoCo's
+      notebook for CIFAR-10. Loss and metrics are means over the two views.
 
-    Returns:
-      A step as by `make_step`, whose state needs `momentum`.
+    It is a step as by `make_step`, whose state needs `momentum`.
 
     Source: He et al. 2020, Algorithm 1; Wang & Isola, B.2.
     """
@@ -349,9 +347,9 @@ def _positions(indices, axis_name, microbatches=1):
 
 
 def update_state(state, loss_of, optimizer, axis_name):
-    """Return the state and metrics after a step.
+    """Return the state and metrics after a step of `loss_of(params, logit_scale)`.
 
-    `loss_of(params, logit_scale) -> loss, (stats, metrics)` is the loss to descend.
+    That function returns the loss and `(stats, metrics)`.
     """
     trained = Trained(state.params, state.logit_scale)
     value_and_grad = jax.value_and_grad(lambda trained: loss_of(*trained), has_aux=True)

@@ -11,7 +11,6 @@ import numpy as np
 
 from hypersphere_jax import models
 from hypersphere_jax.configs import PretrainConfig, UserError
-from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.batches import call_batches, device_batches
 from hypersphere_jax.training.hparams import scalars_of, structure
@@ -19,7 +18,7 @@ from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
 from hypersphere_jax.training.setup import RunSetup, initial_state, make_evaluation, set_up
 from hypersphere_jax.training.step import make_step_of, make_steps
 from hypersphere_jax.training.stopping import StopOnSignal
-from hypersphere_jax.utils import memory, xla
+from hypersphere_jax.utils import memory
 
 CALLS_IN_FLIGHT = 2  # more would delay a stop
 
@@ -47,7 +46,7 @@ def train(
       Stopped: after a signal during the steps (to any process), once the state is saved.
     """
     distributed.initialize(config)
-    with distributed.exit_on_error(), xla.kept_compiled(config.cache_dir):
+    with distributed.exit_on_error():
         setup = set_up(config)
         if on_setup is not None and distributed.is_first():
             on_setup(setup.config, len(setup.dataset.pretrain))
@@ -61,10 +60,10 @@ def train_run(setup: RunSetup, command: str) -> Path:
     evaluate = make_evaluation(setup, apply)
     distributed.check_equal(
         {
-            "config": run_dir.training_config(setup.config),
-            "data": setup.digest,
+            **run_dir.training_config(setup.config),
+            "images or labels": setup.digest,
             "devices": len(distributed.local(devices)),
-            "resident": setup.resident,
+            "pipeline": setup.resident,
         }
     )
     with open_run(setup, command) as run:
@@ -86,7 +85,7 @@ def compile_train_step(setup: RunSetup) -> Callable:
     cropped = setup.dataset.pretrain.image_shape is None
     call = (setup.total_steps, cropped, setup.resident, setup.steps_per_call)
     # Custom code may change between two calls.
-    make = _mapped_step.__wrapped__ if holds_custom(program) else _mapped_step
+    make = _mapped_step.__wrapped__ if program.holds_custom else _mapped_step
     return make(program, *call, tuple(setup.devices))
 
 

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from hypersphere_jax import models
-from hypersphere_jax.configs import Diverged, PretrainConfig, require
+from hypersphere_jax.configs import Diverged, PretrainConfig, UserError
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.batches import vmapped_batches
 from hypersphere_jax.training.hparams import scalars_of, structure
 from hypersphere_jax.training.objectives import initial_logit_scale
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
+from hypersphere_jax.training.recorder import Recorder, RunRecord, open_run
 from hypersphere_jax.training.setup import (
     RunSetup,
     initial_state,
@@ -60,10 +60,8 @@ def train_vmapped(
       For each config the folder of its run, or why it diverged: the others continue without it.
 
     Raises:
-      UserError: as `train`, before the first run starts where possible; for several processes, or
-        several steps per call.
-      Stopped: after a signal during the steps, once the states of all runs are saved. The same call
-        continues.
+      UserError: as `train`; for several processes, or several steps per call.
+      Stopped: after a signal, once the states of all runs are saved. The same call continues.
     """
     _check_configs(configs, at_most)
     load = functools.cache(run_dir.open_data)
@@ -82,14 +80,16 @@ def train_vmapped(
 
 
 def _check_configs(configs: Sequence[PretrainConfig], at_most: int | None) -> None:
-    require(at_most is None or at_most >= 1, f"at_most {at_most}: must be at least 1")
-    multi = any(config.multi_process for config in configs) or jax.process_count() > 1
-    require(not multi, "encoders train in one program on one machine: start one on each")
-    several = any((config.steps_per_call or 1) > 1 for config in configs)
-    require(not several, "steps_per_call=: encoders in one program take one step at a time")
+    if at_most is not None and at_most < 1:
+        raise UserError(f"at_most {at_most}: must be at least 1")
+    if jax.process_count() > 1 or any(config.multi_process for config in configs):
+        raise UserError("encoders train in one program on one machine: start one on each")
+    if any((config.steps_per_call or 1) > 1 for config in configs):
+        raise UserError("steps_per_call=: encoders in one program take one step at a time")
     folders = [Path(config.runs_dir, config.name).resolve() for config in configs]
     for folder in folders:
-        require(folders.count(folder) == 1, f"two encoders would be trained in {folder}")
+        if folders.count(folder) > 1:
+            raise UserError(f"two encoders would be trained in {folder}")
 
 
 def _groups(setups: Sequence[RunSetup]) -> list[list[int]]:
@@ -112,44 +112,28 @@ def _train(setups: Sequence[RunSetup], command: str, compiled: Callable) -> list
         except Diverged as error:
             return [error]
     with contextlib.ExitStack() as stack:
+        setup = setups[0]
         applies, states, keys = zip(*map(initial_state, setups), strict=True)
-        evaluate = make_evaluation(setups[0], applies[0])
-        runs = [stack.enter_context(open_run(setup, command)) for setup in setups]
-        restored = [run.restore(state) for run, state in zip(runs, states, strict=True)]
-        hparams = [(key, scalars_of(run.setup.config)) for key, run in zip(keys, runs, strict=True)]
-        del states
+        evaluate = make_evaluation(setup, applies[0])
+        runs = [stack.enter_context(open_run(each, command)) for each in setups]
+        restored: dict[RunRecord, tuple] = {}
+        for run, state, key in zip(runs, states, keys, strict=True):
+            restored[run] = (run.restore(state), key, scalars_of(run.setup.config))
+        del states  # the steps need the memory
         # A damaged checkpoint may have put one of the runs back.
         for start in sorted({run.start for run in runs}):
-            indices = [i for i, run in enumerate(runs) if run.start == start]
-            recorder = Recorder([runs[i] for i in indices], vmapped=True)
-            state = _replicated([restored[i] for i in indices], setups[0])
-            for i in indices:
-                restored[i] = None  # the steps need the memory
-            scalars = _replicated([hparams[i] for i in indices], setups[0])
-            step = compiled(len(indices))
+            together = [run for run in runs if run.start == start]
+            stacked = jax.tree.map(_stack, *[restored.pop(run) for run in together])
+            state, *hparams = distributed.replicate(stacked, setup.devices)
+            del stacked
+            recorder = Recorder(together, vmapped=True)
+            samplers = [run.setup.sampler for run in together]
+            steps = range(start, setup.total_steps)
+            batches = vmapped_batches(setup.config, setup.dataset, samplers, steps, setup.devices)
+            step = compiled(len(together))
             with contextlib.suppress(Diverged):
-                _take_steps(recorder, step, state, scalars, evaluate)
+                take_steps(recorder, step, state, hparams, setup.calls(start), batches, evaluate)
     return [run.diverged or run.folder for run in runs]
-
-
-def _take_steps(
-    recorder: Recorder, step: Callable, state: Any, hparams: Any, evaluate: Evaluate | None
-) -> None:
-    """Take the remaining steps of runs at the same step."""
-    setup = recorder.setup
-    samplers = [run.setup.sampler for run in recorder.runs]
-    steps = range(recorder.start, setup.total_steps)
-    batches = vmapped_batches(setup.config, setup.dataset, samplers, steps, setup.devices)
-    take_steps(recorder, step, state, hparams, setup.calls(recorder.start), batches, evaluate)
-
-
-def _replicated(trees: Sequence[Any], setup: RunSetup) -> Any:
-    return distributed.replicate(stacked(trees), setup.devices)
-
-
-def stacked(trees: Sequence[Any]) -> Any:
-    """Stack trees of one structure: their arrays get a leading axis."""
-    return jax.tree.map(_stack, *trees)
 
 
 def _stack(*leaves: Any) -> Any:
@@ -157,17 +141,8 @@ def _stack(*leaves: Any) -> Any:
     return jax.numpy.stack(leaves) if is_key else np.stack(leaves)
 
 
-def make_vmapped_step(config: PretrainConfig, apply: Callable, total: int) -> Callable:
-    """Map the step of `make_step_of` over encoders of one structure with resident images.
-
-    All arguments but `images` and `labels` have a leading axis of the encoders.
-    """
-    step = make_step_of(config, apply, total, axis_name=distributed.AXIS)
-    return make_steps(jax.vmap(step, in_axes=(0, None, None, 0, 0, 0)))
-
-
 def _compiled(setup: RunSetup, n: int) -> Any:
-    """Compile the step of n encoders."""
+    """Compile the step of n encoders: all arguments but images and labels have a leading axis."""
     config = setup.config
     source = setup.dataset.pretrain
     devices = setup.devices
@@ -183,7 +158,9 @@ def _compiled(setup: RunSetup, n: int) -> Any:
     images = jax.ShapeDtypeStruct((len(source), *source.image_shape), np.uint8)
     labels = jax.ShapeDtypeStruct((len(source),), np.int32)
     shapes = distributed.stacked_shapes
-    step = distributed.pmap(make_vmapped_step(config, apply, total), devices, donate=(0,))
+    single = make_step_of(config, apply, total, axis_name=distributed.AXIS)
+    steps = make_steps(jax.vmap(single, in_axes=(0, None, None, 0, 0, 0)))
+    step = distributed.pmap(steps, devices, donate=(0,))
     lowered = step.lower(
         shapes(state, devices, n),
         *shapes((images, labels), devices),
@@ -204,7 +181,7 @@ def _program_count(n: int, at_most: int | None, limit: float, compiled: Callable
 
 
 def _bytes_needed(compiled: Callable, n: int) -> float:
-    """Return the memory of the step of n encoders on each device, with its arguments."""
+    """Return the memory that the step of n encoders needs on each device."""
     try:
         needed = compiled(n).memory_analysis()
     except jax.errors.JaxRuntimeError as error:  # some compilers refuse what does not fit

@@ -18,6 +18,7 @@ from hypersphere_jax.theory import uniformity_optimum
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.training.setup import initial_state, set_up
 
 
 @pytest.fixture
@@ -73,9 +74,8 @@ def test_metrics_are_those_of_held_out_neighbours(run, books):
 
 def test_run_starts_from_one_with_the_same_vocabulary(text_run, texts, tmp_path):
     config = tiny_runs.text(tmp_path, texts, init_from=str(text_run))
-    model = C.section(run_dir.read_config(text_run), C.ModelConfig)
-    params, _ = run_dir.initial_encoder(config.replace(**vars(model)), {})
-    jax.tree.map(np.testing.assert_array_equal, params, state_of(text_run)["params"])
+    _, state, _ = initial_state(set_up(config))
+    jax.tree.map(np.testing.assert_array_equal, state.params, state_of(text_run)["params"])
     for file in tiny_runs.books(tmp_path / "others").iterdir():
         file.write_text(file.read_text().replace("ship", "boat"))
     with pytest.raises(C.UserError, match="init_from="):

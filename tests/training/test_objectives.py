@@ -14,7 +14,6 @@ import hypersphere_jax as hj
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.training import objectives
-from hypersphere_jax.training import train as training
 from hypersphere_jax.training.hparams import scalars_of, structure
 from hypersphere_jax.training.objectives import make_objective
 from hypersphere_jax.training.resolve import resolve
@@ -137,24 +136,6 @@ def test_supervised_contrastive_loss_of_both_views():
         np.testing.assert_allclose(loss(*halves), [expected] * 2, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"loss": "supervised_contrastive", "loss_tau": 0.5, "learn_tau": True},
-        {"loss": "lejepa"},
-        {"loss": "visreg", "loss_lam": 0.5},
-    ],
-    ids=str,
-)
-def test_run_of_digits_learns(options, tmp_path):
-    """The random initialization scores below 65% at the output."""
-    encoder = hj.load(training.train(tiny_runs.images(tmp_path, **options)))
-    dataset = data.load(C.PretrainConfig())
-    splits = [(encoder(split.images), split.labels) for split in (dataset.train, dataset.test)]
-    assert hj.knn_probe(*splits[0], *splits[1])["top1"] > 75
-
-
 @pytest.mark.parametrize(
     "options", [{"supervised_weight": 1.0}, {"loss": "supervised_contrastive"}]
 )
@@ -194,22 +175,19 @@ def test_vmapped_objectives_have_their_own_scalars(evaluated):
         assert_close(vmapped[case], expected)
 
 
-def test_defaults_of_a_loss_are_recorded():
-    dataset = data.load(C.PretrainConfig())
-    chen = {"prior": "hypersphere", "align_scaling": "per_dimension"}
-    for loss, defaults in (
+@pytest.mark.parametrize(
+    ("loss", "defaults"),
+    [
         ("nt_xent", {"loss_tau": 0.5, "similarity": "cosine"}),
         ("decoupled_nt_xent", {"loss_tau": 1, "loss_lam": 0.1, "align_scaling": "per_sample"}),
-        ("generalized_contrastive", {"loss_lam": 5, **chen}),
         ("balanced_contrastive", {"loss_alpha": 4, "loss_lam": 2}),
-        ("generalized_nt_xent", {"loss_alpha": 2, "loss_lam": 2}),
-        ("logsumexp", {"loss_tau": 0.5}),
-        ("lejepa", {"loss_lam": 0.02}),
-        ("supervised_contrastive", {"loss_tau": 0.1}),
         ("weighted", {}),
-    ):
-        config = C.PretrainConfig(loss=loss)
-        resolved = resolve(config, dataset)
-        expected = C.section(config.replace(**defaults), C.ObjectiveConfig)
-        assert C.section(resolved, C.ObjectiveConfig) == expected, loss
-        assert resolve(resolved, dataset) == resolved, loss
+    ],
+)
+def test_defaults_of_a_loss_are_recorded(loss, defaults):
+    dataset = data.load(C.PretrainConfig())
+    config = C.PretrainConfig(loss=loss)
+    resolved = resolve(config, dataset)
+    expected = C.section(config.replace(**defaults), C.ObjectiveConfig)
+    assert C.section(resolved, C.ObjectiveConfig) == expected
+    assert resolve(resolved, dataset) == resolved

@@ -49,6 +49,3 @@ def test_signals_to_a_process_before_and_during_the_steps(tmp_path):
     assert status == 0, errors
     newest = checkpoints.steps(tmp_path / "run" / "checkpoints")[-1]
     assert newest > 0 and str(newest) in errors
-
-
-# The parent ends before its child asks for it; the child would run for a minute.
