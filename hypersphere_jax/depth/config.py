@@ -5,14 +5,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.configs.base import (
-    Auto,
-    Config,
-    check_at_least,
-    check_positive,
-    check_seed,
-    require,
-)
+from hypersphere_jax.configs import base
+from hypersphere_jax.configs.base import Auto, require
 from hypersphere_jax.configs.optimizer import OptimizerConfig
 
 EPOCHS = 120  # of Wang & Isola, B.1
@@ -20,7 +14,7 @@ DECAY_AT = (70, 90, 100, 110)  # epochs
 
 
 @dataclass(frozen=True)
-class DepthConfig(Config):
+class DepthConfig(base.Config):
     """Depth maps from frozen features (Wang & Isola, B.1, Table 6; NYU-Depth-V2)."""
 
     runs: Annotated[
@@ -52,10 +46,10 @@ class DepthConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "epochs", "batch_size", "devices")
-        check_at_least(self, 0, "step")
-        check_positive(self, "learning_rate")
-        check_seed(self, "seed")
+        base.check_at_least(self, 1, "epochs", "batch_size", "devices")
+        base.check_at_least(self, 0, "step")
+        base.check_positive(self, "learning_rate")
+        base.check_seed(self, "seed")
         require(bool(self.runs), "name a run, such as runs/nyu_depth_align_uniform")
         require(self.folds == 0 or self.folds >= 2, f"folds={self.folds}: must be 0, 2 or more")
         can_choose = len(self.runs) == 1 or self.folds > 0
