@@ -38,14 +38,10 @@ class DepthData(NamedTuple):
 
 
 def resize_depth(depth: np.ndarray, crop: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Resize and crop a depth map like its image.
+    """Resize and crop a depth map `[h, w]` in metres by a function of images `[h, w, c]`.
 
-    Args:
-      depth: `[h, w]` in metres. Depths that are 0, negative or not finite are unknown.
-      crop: function of images `[h, w, c]`.
-
-    Returns:
-      Mean over known depths, float32 `[size, size]`, 0 if less than half is known.
+    Depths that are 0, negative or not finite are unknown. The result, float32 `[size, size]`, is
+    the mean over known depths, and 0 if less than half is known.
     """
     is_known = np.isfinite(depth) & (depth > 0)
     share = crop(is_known.astype(np.float32)[..., None])[..., 0]
@@ -66,9 +62,6 @@ def fit(
 
     Returns:
       Function from features `[m, h * w * c]` to depths `[m, size, size]` in metres.
-
-    Raises:
-      UserError: if no depth is known, or the training diverged.
     """
     sampler = Sampler(len(rows), min(config.batch_size, len(rows)), config.seed)
     total_steps = config.epochs * sampler.steps_per_epoch
@@ -120,14 +113,8 @@ def depth_errors(
 ) -> dict[str, Any]:
     """Return the errors of depth maps over all known pixels (Eigen et al. 2014).
 
-    Args:
-      predict: function from features to depths.
-      data: features and depth maps.
-      rows: rows of `data` to predict.
-      constant: depth in metres of the baseline `mse_constant`.
-
-    Returns:
-      The measures in docs/depth.md; `delta1` to `delta3` are percentages.
+    The measures are defined in docs/depth.md. `rows` are the rows of the data to predict, and
+    `constant` is the depth in metres of the baseline `mse_constant`.
     """
     chunks = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
     predicted = np.concatenate([predict(data.x[chunk]) for chunk in chunks])

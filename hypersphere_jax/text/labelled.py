@@ -170,7 +170,7 @@ def sentence_probe(
     outer = validation_folds(ids, folds, seed)
     options = {"num_classes": len(classes), "devices": devices}
     problem = logistic.place(x, ids, fits=len(STRENGTHS), **options)
-    ranked = np.empty((len(y), min(problem.num_classes, 5)), np.int32)  # best classes of each row
+    ranked = np.empty((len(y), min(len(classes), 5)), np.int32)  # best classes of each row
     inner_top1 = []
     chosen = []
     by_fold = []
@@ -178,17 +178,13 @@ def sentence_probe(
     for fold in range(folds):
         top1 = _inner_top1(problem, ids, outer != fold, inner_folds, seed)
         best = best_cell(top1)
-        l2 = _penalty(problem, STRENGTHS[best : best + 1], np.sum(outer != fold))
-        fit = logistic.fit_logistic(problem, outer != fold, l2)
-        classifier = Classifier(*(leaf[0] for leaf in fit.classifiers))
         rows = np.flatnonzero(outer == fold)
-        features = SelectedRows(x, rows)
-        labels = top_classes(classifier, features, ranked.shape[1], problem.scaling.apply)
-        ranked[rows] = classes[labels]
+        ranks, has_converged = _classify(problem, outer != fold, STRENGTHS[best], x, rows)
+        ranked[rows] = classes[ranks]
         inner_top1.append(top1)
         chosen.append(best)
         by_fold.append(100 * float(np.mean(ranked[rows, 0] == y[rows])))
-        converged &= bool(fit.gradient_norm[0] <= logistic.limit(l2[0]))
+        converged &= has_converged
     median = sorted(chosen, reverse=True)[folds // 2]
     valid_top1 = [top1[:, best] for top1, best in zip(inner_top1, chosen, strict=True)]
     cells = [{"strength": strength} for strength in STRENGTHS]
@@ -224,6 +220,18 @@ def _inner_top1(
     penalty = _penalty(problem, [STRENGTHS], fitted_rows[:, None])
     top1, _ = logistic.cross_validate(problem, fold_of_row, penalty)
     return top1
+
+
+def _classify(
+    problem: logistic.Problem, is_training: np.ndarray, strength: float, x: Any, rows: np.ndarray
+) -> tuple[np.ndarray, bool]:
+    """Return the best classes of some rows by a fit on others, and whether it converged."""
+    l2 = _penalty(problem, [strength], is_training.sum())
+    fit = logistic.fit_logistic(problem, is_training, l2)
+    classifier = Classifier(*(leaf[0] for leaf in fit.classifiers))
+    k = min(problem.num_classes, 5)
+    ranks = top_classes(classifier, SelectedRows(x, rows), k, problem.scaling.apply)
+    return ranks, bool(fit.gradient_norm[0] <= logistic.limit(l2[0]))
 
 
 def _penalty(problem: logistic.Problem, strengths: Any, rows: np.ndarray) -> np.ndarray:

@@ -60,19 +60,14 @@ class ConsecutiveSampler:
     """
 
     def __init__(self, documents: np.ndarray, batch_size: int, seed: int):
-        starts = [
-            np.arange(start, end - batch_size + 1, batch_size)
-            for start, end in itertools.pairwise(documents)
-        ]
+        pairs = itertools.pairwise(documents)
+        starts = [np.arange(start, end - batch_size + 1, batch_size) for start, end in pairs]
         self._starts = np.concatenate(starts)
         self.batch_size = batch_size
         self.steps_per_epoch = len(self._starts)
         longest = np.diff(documents).max(initial=0)
-        require(
-            self.steps_per_epoch > 0,
-            f"batch_size={batch_size} is more than the sentences of any document "
-            f"({longest:,}): use a smaller batch",
-        )
+        message = f"batch_size={batch_size}: the longest document has {longest:,} sentences"
+        require(self.steps_per_epoch > 0, f"{message}; use a smaller batch")
         self._order = Sampler(self.steps_per_epoch, 1, seed)
 
     def __call__(self, step: int) -> np.ndarray:
@@ -147,13 +142,8 @@ def make_sentence_step(
     return step
 
 
-def _weighted_loss(
-    f: jax.Array,
-    g: jax.Array,
-    config: ObjectiveConfig,
-    values: Mapping[str, Any],
-    axis_name: str | None,
-) -> tuple[jax.Array, Metrics]:
+def _weighted_loss(f, g, config: ObjectiveConfig, values, axis_name) -> tuple[jax.Array, Metrics]:
+    """Return the weighted sum of the losses of features `[k / devices, d]`, and its terms."""
     unit_f = l2_normalize(f)
     unit_g = l2_normalize(g)
     options = {"axis_name": axis_name}
@@ -188,11 +178,8 @@ def run_vocabulary(folder: Path) -> tuple[str, ...]:
     """Return the words that an encoder knows; UserError if their file is missing or damaged."""
     words = read_vocabulary(folder / VOCABULARY)
     size = run_dir.read_config(folder).vocabulary_size
-    require(
-        len(words) == size,
-        f"{folder / VOCABULARY} has {len(words)} words, and the encoder knows {size}: repeat the "
-        "`pretrain` command, which writes the file",
-    )
+    message = f"{folder / VOCABULARY} has {len(words)} words, and the encoder knows {size}"
+    require(len(words) == size, f"{message}: repeat the `pretrain` command, which writes the file")
     return words
 
 
@@ -201,8 +188,5 @@ def check_vocabulary(config: PretrainConfig, dataset: Dataset) -> None:
     folder = run_dir.find(str(config.init_from), config.runs_dir)
     corpus: Any = dataset.pretrain
     is_same = run_dir.read_config(folder).reads_text and run_vocabulary(folder) == corpus.vocabulary
-    require(
-        is_same,
-        f"init_from={config.init_from} has another vocabulary than {config.data}: prepare that "
-        "text with the vocabulary of the run",
-    )
+    message = f"init_from={config.init_from} has another vocabulary than {config.data}"
+    require(is_same, f"{message}: name a run on the same corpus")
