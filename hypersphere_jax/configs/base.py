@@ -98,10 +98,23 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
         value = Path(value)
     elif isinstance(value, Path):
         value = os.fspath(value)
-    words = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
-    type_name = words.get(kind, str(kind).replace("typing.", ""))
-    require(has_type(value, kind), f"{name}={value!r}: must be {type_name}")
+    require(has_type(value, kind), f"{name}={value!r}: must be {describe_type(kind)}")
     return value
+
+
+def describe_type(kind: Any) -> str:
+    """Return a type in words, such as "one of resident, streaming"."""
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(describe_type, arguments))
+    if origin is Literal:
+        return f"one of {', '.join(arguments)}"
+    if origin is tuple:
+        return f"a list, each {describe_type(arguments[0])}"
+    words = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
+    words[types.NoneType] = "None"
+    return words.get(kind, kind.__name__)
 
 
 def has_type(value: Any, kind: Any) -> bool:
@@ -193,6 +206,9 @@ def check_output(path: Path | None, *endings: str, flag: str = "out=") -> None:
         with path.open("rb") as file:
             is_free = re.search(rb"hypersphere_jax \d", file.read(1000)) is not None
     require(is_free, f"{flag}{path} exists: name another file, or remove that one")
+    folder = next(filter(Path.exists, path.absolute().parents))
+    is_usable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    require(is_usable, f"{flag}{path}: {folder} is not a folder that can be written to")
 
 
 def section(config: Config, cls: type[C]) -> C:
