@@ -18,7 +18,7 @@ import tyro
 
 from hypersphere_jax import __version__, configs
 from hypersphere_jax.configs.base import Config, Stopped, UserError, did_you_mean, program, require
-from hypersphere_jax.configs.flags import parse_flags, read_options
+from hypersphere_jax.configs.flags import join_help_lines, parse_flags, read_options, with_flags
 from hypersphere_jax.utils import memory, xla
 from hypersphere_jax.utils.terminal import log_to_stderr, silence_orbax
 
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _failed(reason: object) -> int:
-    print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
+    print(f"error: {with_flags(' '.join(str(reason).split()))}", file=sys.stderr)
     return 2
 
 
@@ -289,7 +289,9 @@ def reproduce(arguments: list[str]) -> None:
 def data(arguments: list[str]) -> None:
     """Data sets: list, prepare, inspect, or show augmented views."""
     from hypersphere_jax import data_command
+    from hypersphere_jax.text.prepare import PrepareTextConfig
 
+    join_help_lines(PrepareTextConfig)
     _run_part("data", data_command.PARTS, arguments)
 
 

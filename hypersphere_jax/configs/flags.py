@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import docstring_parser
 import tyro
 import yaml
 
@@ -29,6 +31,7 @@ def parse_flags(
     sections.sort(key=_has_required_option, reverse=True)
     groups: list[tuple[str, type, Any]] = []
     for section in sections:
+        join_help_lines(section)
         title = section.__name__.removesuffix("Config").removesuffix("Options").lower()
         default = dataclasses.field(default=_unchecked(section, defaults or {}))
         groups.append((title, section, default))
@@ -43,6 +46,15 @@ def parse_flags(
     for part in vars(parsed).values():
         values |= vars(part)
     return cls(**values)
+
+
+def join_help_lines(cls: type[Config]) -> None:
+    """Join the lines of attribute docstrings, which tyro prints as the source wraps them."""
+    for base in filter(dataclasses.is_dataclass, cls.__mro__):
+        for option in docstring_parser.parse_from_object(base).params:
+            text = " ".join((option.description or "").split())
+            field = base.__dataclass_fields__[option.arg_name]
+            field.metadata = types.MappingProxyType({"help": text})
 
 
 def _has_required_option(cls: type) -> bool:
@@ -90,3 +102,25 @@ def read_options(cls: type[Config], file: str | Path) -> dict[str, Any]:
         return {name: checked(cls, name, value) for name, value in values.items()}
     except UserError as error:
         raise UserError(f"--config {file}: {error}") from error
+
+
+def with_flags(message: str) -> str:
+    """Return a message with flags instead of Python's options: `--force` for `force=True`.
+
+    Calls of functions stay as they are.
+    """
+    call = r"\w\([^)]*\)"
+    option = r"(?<!\S)([a-z]\w*)=(True\b|False\b|[^\s,;:.)]?)"
+    return re.sub(f"{call}|{option}", _flag, message)
+
+
+def _flag(found: re.Match) -> str:
+    name, value = found.groups()
+    if name is None:  # a call
+        return found[0]
+    flag = name.replace("_", "-")
+    if value == "False":
+        return f"--no-{flag}"
+    if value in ("", "True"):
+        return f"--{flag}"
+    return f"--{flag} {value}"
