@@ -291,7 +291,8 @@ def data(arguments: list[str]) -> None:
     from hypersphere_jax import data_command
     from hypersphere_jax.text.prepare import PrepareTextConfig
 
-    join_help_lines(PrepareTextConfig)
+    for cls in (configs.DataConfig, PrepareTextConfig):
+        join_help_lines(cls)
     _run_part("data", data_command.PARTS, arguments)
 
 

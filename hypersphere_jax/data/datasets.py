@@ -124,7 +124,7 @@ def _open(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
         elif suffix in (".npz", ".npy") or (path / "train_images.npy").is_file():
             train, test = arrays.open_arrays(path)
         else:
-            train, test = image_files.open_image_files(path, cache_dir)
+            train, test = image_files.open_image_files(path, cache_dir, _classes(config))
     elif name == "digits":
         train, test = arrays.digits()
     elif name == "random_bits":
@@ -157,8 +157,8 @@ def _split(whole: Dataset, config: DataConfig) -> tuple[Source, Source | None]:
     """Return the chosen classes of the training and the test part: a fold, or the splits."""
     train = whole.train
     test = whole.test
-    if config.classes is not None:
-        names = image_files.read_classes(Path(config.classes).expanduser())
+    names = _classes(config)
+    if names is not None:
         train = subsets.by_class(train, names)
         if test is not None:
             test = subsets.by_class(test, names)
@@ -176,6 +176,13 @@ def _split(whole: Dataset, config: DataConfig) -> tuple[Source, Source | None]:
             *(whole.origin, layout, f"{len(part):,}", f"{len(held_out):,}", config.fold, folds),
         )
     return part, held_out
+
+
+def _classes(config: DataConfig) -> tuple[str, ...] | None:
+    """Return the names of the chosen classes, or None for all."""
+    if config.classes is None:
+        return None
+    return image_files.read_classes(Path(config.classes).expanduser())
 
 
 def _subset(source: Source, config: DataConfig) -> Source:

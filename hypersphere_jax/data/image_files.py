@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import time
+from collections.abc import Collection
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import IO
@@ -113,16 +114,20 @@ class ImageFiles:
 
 
 def open_image_files(
-    root: Path, cache_dir: Path | None = None
+    root: Path, cache_dir: Path | None = None, classes: Collection[str] | None = None
 ) -> tuple[ImageFiles, ImageFiles | None]:
     """Open the training and the test split, if any, of a folder or zip file, with the same labels.
 
-    Data without splits are returned as the training split, with a `layout`.
+    `classes` are the names of the classes to open, by default all. Data without splits are returned
+    as the training split, with a `layout`.
     """
     try:
         train, test = find_splits(root)
     except OSError as error:
         raise UserError(f"{root} cannot be read: {error}") from error
+    if classes is not None:
+        train = train.of_classes(set(classes))
+        test = test and test.of_classes(set(classes))
     names = tuple(sorted(train.classes))
     train_images = ImageFiles(train, names, cache_dir)
     if test is None:

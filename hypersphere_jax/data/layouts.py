@@ -112,6 +112,13 @@ class Listing(NamedTuple):
         """Path of the folder of the images, through the zip file if they are in one."""
         return f"{self.place.path}/{self.prefix}".rstrip("/")
 
+    def of_classes(self, names: set[str]) -> "Listing":
+        """Leave out the images of other classes."""
+        if not self.classes:
+            return self
+        images = [name for name in self.images if nfc(name.partition("/")[0]) in names]
+        return self._replace(images=images, classes=self.classes & names)
+
 
 def find_splits(root: Path) -> tuple[Listing, Listing | None]:
     """List the images of a folder or a zip file.

@@ -157,3 +157,13 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path, rng):
 def test_data_with_a_training_split_have_no_other_test_split(tmp_path):
     root = write(tmp_path, {"train/1.png": b"x"})
     assert load(DataConfig(str(root))).test is None
+
+
+def test_selected_classes_are_independent_of_the_others(tmp_path, rng):
+    """The test split may contain more classes."""
+    image = encoded(picture(rng), "PNG")
+    names = ("train/cat/1.png", "train/dog/1.png", "test/cat/1.png", "test/owl/1.png")
+    write(tmp_path, dict.fromkeys(names, image) | {"names.txt": b"cat"})
+    dataset = load(DataConfig(str(tmp_path), classes=str(tmp_path / "names.txt")))
+    assert dataset.train.class_names == ("cat",)
+    assert len(dataset.train) == len(dataset.test) == 1
