@@ -46,7 +46,7 @@ FAULTS = {
         # Formulas.
         Fault("another power of the distance", "distance_power", constant(2, 1)),
         Fault("NaN at zero distance", "distance_power", operator(ast.Eq, ast.Lt)),
-        Fault("n^2 pairs", "uniform_loss", argument("log", 0, "n * n")),
+        Fault("n^2 pairs", "uniform_loss", argument("log_count", 0, "n * n")),
         Fault("pairs of queries count twice", "uniform_queue_loss", argument("log", 0, "1")),
         Fault("rows only", "contrastive_loss", keyword("PairsBetween", "columns_are_anchors")),
         Fault("positive repels", "dcl_loss", keyword("PairsBetween", "exclude")),
@@ -59,10 +59,10 @@ FAULTS = {
         ),
         Fault(
             "point is its own positive",
-            "supervised_contrastive_loss",
+            "_supervised_contrastive",
             assigned("positives", "class_sums(unmasked)"),
         ),
-        Fault("classes of one device", "supervised_contrastive_loss", argument_of("global_sum")),
+        Fault("classes of one device", "_supervised_contrastive", argument_of("global_sum")),
         Fault("zeros become NaN", "l2_normalize", argument_of("clip")),
         # Sums over pairs.
         Fault("devices in another order", "_gather_others", operator(ast.USub, ast.UAdd)),

@@ -58,28 +58,45 @@ def test_lower_bound_is_the_exact_one(d):
             np.testing.assert_allclose(bound, exact_lower_bound(d, t, n), rtol=1e-8)
 
 
+def test_lower_bound_of_one_point():
+    """Estimator (8) has no pairs to leave out: its bound is the optimum."""
+    bound = theory.uniformity_lower_bound(16, 2.0, 1, include_self=True)
+    assert bound == theory.uniformity_optimum(16, 2.0)
+    with pytest.raises(ValueError, match="n=1"):
+        theory.uniformity_lower_bound(3, 2.0, 1)
+
+
+def antipodal_sets(rng, d):
+    """Point sets of low potential; the first attains its bound."""
+    for half in (np.eye(d)[:1], np.eye(d), np.float64(sphere(rng, 40, d))):
+        yield np.concatenate([half, -half])
+
+
 @pytest.mark.parametrize("d", [2, 3, 8, 40])
 @pytest.mark.parametrize("t", [0.1, 2.0, 60.0])
 def test_no_point_set_is_below_its_bound(d, t, rng):
-    """Antipodal sets have low potentials; two points attain the bound."""
     gaps = []
-    for half in (np.eye(d)[:1], np.eye(d), np.float64(sphere(rng, 40, d))):
-        points = np.concatenate([half, -half])
+    for points in antipodal_sets(rng, d):
         n = len(points)
-        optimum = theory.uniformity_lower_bound(d, t, n, include_self=True)
-        assert uniform_oracle(points, t, include_self=True) > optimum - 1e-12
-        gaps.append(uniform_oracle(points, t) - theory.uniformity_lower_bound(d, t, n))
+        potentials = np.exp(-t * ((points[:, None] - points[None]) ** 2).sum(-1))
+        with_self = math.log(potentials.mean())
+        assert with_self > theory.uniformity_lower_bound(d, t, n, include_self=True) - 1e-12
+        np.fill_diagonal(potentials, 0.0)
+        without_self = math.log(potentials.sum() / (n * (n - 1)))
+        gaps.append(without_self - theory.uniformity_lower_bound(d, t, n))
     assert abs(gaps[0]) < 1e-9 * t
     assert min(gaps) > -1e-9 * t
 
 
-def test_estimator_8_converts_into_9(rng):
+def test_estimators_convert_into_each_other(rng):
     x = sphere(rng, 30, 4)
     with_self = uniform_oracle(x, 2.0, include_self=True)
     without_self = uniform_oracle(x, 2.0)
     np.testing.assert_allclose(theory.uniformity_without_self(with_self, 30), without_self, 1e-12)
+    np.testing.assert_allclose(theory.uniformity_with_self(without_self, 30), with_self, 1e-12)
     # The distances between points are infinite.
     assert theory.uniformity_without_self(-math.log(8), 8) == -math.inf
+    np.testing.assert_allclose(theory.uniformity_with_self(-math.inf, 8), -math.log(8))
 
 
 def limit_oracle(x, y, tau):
@@ -93,11 +110,11 @@ def test_contrastive_limit_and_its_gradient(tau, rng):
     x = sphere(rng, N, D)
     y = sphere(rng, N, D)
     value, slopes = limit(x, y, tau)
-    oracle = functools.partial(limit_oracle, tau=tau)
-    np.testing.assert_allclose(value, oracle(x, y), rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(value, limit_oracle(x, y, tau), rtol=1e-5, atol=2e-6)
     directions = rng.standard_normal((2, N, D))
+    expected = numeric_slopes(functools.partial(limit_oracle, tau=tau), (x, y), directions)
     found = [np.vdot(*pair) for pair in zip(slopes, directions, strict=True)]
-    np.testing.assert_allclose(found, numeric_slopes(oracle, (x, y), directions), rtol=1e-3)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kappa", [0.01, 1.0, 14.0, 100.0])
@@ -135,15 +152,20 @@ def test_prototype_bias_is_the_mean_distance(rng):
 
 @pytest.mark.parametrize("d", [1, 2, 3, 16])
 def test_uniform_points(d):
-    """Unit norm, and the distribution of one coordinate, whose square is beta distributed."""
+    """Moments up to the fourth, which tell the sphere from cubes, and two distributions."""
     n = 20_000
     x = np.asarray(theory.uniform_sphere(jax.random.key(7), n, d))
     assert x.shape == (n, d) and x.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(x.astype(np.float64), axis=1), 1, atol=2e-6)
     assert np.abs(x.mean(axis=0)).max() < 4.5 / math.sqrt(n * d)
-    if d > 1:
-        law = stats.beta(0.5, (d - 1) / 2)
-        assert stats.kstest(x[:, -1] ** 2, law.cdf).pvalue > 1e-3
+    deviation = 4.5 * math.sqrt(2) / (d * math.sqrt(n))
+    assert np.abs(x.T @ x / n - np.eye(d) / d).max() < deviation + 1e-5
+    np.testing.assert_allclose((x**4).mean(), 3 / (d * (d + 2)), rtol=0.02)
+    if d == 2:
+        angles = np.arctan2(x[:, 1], x[:, 0]) / (2 * np.pi) + 0.5
+        assert stats.kstest(angles, "uniform").pvalue > 1e-3
+    if d == 3:  # Archimedes' theorem
+        assert stats.kstest((x[:, 2] + 1) / 2, "uniform").pvalue > 1e-3
 
 
 def cosine(a, b):

@@ -98,6 +98,8 @@ def _sort_keys(numbers: jax.Array) -> jax.Array:
 def _map_rows(function: Callable[[jax.Array, jax.Array], Any], *rows: jax.Array) -> Any:
     """Apply a function to pairs of rows. Sorting copies its rows, so long ones go in batches."""
     count, length = rows[0].shape
+    if not isinstance(length, int):  # A symbolic n of `jax.export`.
+        return jax.vmap(function)(*rows)
     size = max(1, SORTED_TOGETHER // length)
     if count <= size:
         return jax.vmap(function)(*rows)

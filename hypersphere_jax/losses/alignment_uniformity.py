@@ -12,17 +12,14 @@ from hypersphere_jax.losses._pairwise.collectives import (
     global_size,
     weighted_mean,
 )
-from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions, Precision
+from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions
+from hypersphere_jax.losses._pairwise.pair_sets import PairsBetween, PairsWithin
 from hypersphere_jax.losses._pairwise.points import MASKED_LOGIT, Points, make_points
+from hypersphere_jax.losses._pairwise.precision import Precision
 from hypersphere_jax.losses._pairwise.reductions import logsumexp_all_pairs
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
-from hypersphere_jax.losses._pairwise.sums import PairsBetween, PairsWithin
-from hypersphere_jax.losses._pairwise.validation import (
-    apply_mask,
-    count_points,
-    normalize_weights,
-    validate_features,
-)
+from hypersphere_jax.losses._pairwise.validation import count_points, log_count, validate_features
+from hypersphere_jax.losses._pairwise.weights import apply_mask, normalize_weights
 
 
 @shard_over_mesh(sharded=("x", "y"), positive=("alpha",), weighted=True)
@@ -116,8 +113,8 @@ def uniform_loss(
         return _weighted_uniform(x, t, include_self, weights, pairs)
     total = logsumexp_all_pairs(pairs, make_points(x), scale=2 * t)
     if include_self:
-        return jnp.logaddexp(total, math.log(n)) - 2 * math.log(n)
-    return total - math.log(n * (n - 1))
+        return jnp.logaddexp(total, log_count(n)) - 2 * log_count(n)
+    return total - log_count(n * (n - 1))
 
 
 def _weighted_uniform(
@@ -192,4 +189,4 @@ def uniform_queue_loss(
         within = logsumexp_all_pairs(PairsWithin(options), queries, scale=2 * t) - math.log(2)
         total = jnp.logaddexp(total, within)
         count += n * (n - 1) // 2
-    return total - math.log(count)
+    return total - log_count(count)

@@ -4,17 +4,14 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses._pairwise.collectives import weighted_mean
-from hypersphere_jax.losses._pairwise.options import AxisName, Exclude, PairOptions, Precision
+from hypersphere_jax.losses._pairwise.options import AxisName, Exclude, PairOptions
+from hypersphere_jax.losses._pairwise.pair_sets import PairsBetween
 from hypersphere_jax.losses._pairwise.points import make_points
+from hypersphere_jax.losses._pairwise.precision import Precision
 from hypersphere_jax.losses._pairwise.reductions import mean_row_logsumexp
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
-from hypersphere_jax.losses._pairwise.sums import PairsBetween
-from hypersphere_jax.losses._pairwise.validation import (
-    apply_mask,
-    count_points,
-    normalize_weights,
-    validate_features,
-)
+from hypersphere_jax.losses._pairwise.validation import count_points, validate_features
+from hypersphere_jax.losses._pairwise.weights import apply_mask, normalize_weights
 
 
 @shard_over_mesh(sharded=("x", "y"), positive=("tau",), weighted=True)
@@ -88,8 +85,9 @@ def dcl_loss(
         e^{z_i^\top z'_j / \tau}}
 
     and the mean of that over both views as anchors (balanced paper, Eq. (14), with alpha =
-    1 / tau). It has no lower bound of zero: separated pairs make it negative. lightly's `DCLLoss`
-    is `balanced_contrastive_loss(z1, z2, 1 / tau, lam=1) / tau` for unit features instead.
+    1 / tau). It has no lower bound of zero: separated pairs make it negative. The `DCLLoss` of
+    lightly differs: its negatives are both views of the other images, as in
+    `balanced_contrastive_loss(z1, z2, 1 / tau, lam=1) / tau`.
     Shared options: see `hypersphere_jax.losses`.
 
     Args:

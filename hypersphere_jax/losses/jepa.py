@@ -1,6 +1,7 @@
 """Alignment plus a sliced test against the standard normal distribution (LeJEPA, VISReg).
 
-Features enter without normalization.
+Like the generalized contrastive loss of Chen et al., both losses spread the features by comparing
+their projections on random directions with a prior. Features enter without normalization.
 """
 
 import math

@@ -11,17 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses._pairwise.collectives import global_mean
-from hypersphere_jax.losses._pairwise.options import AxisName, Exclude, PairOptions, Precision
+from hypersphere_jax.losses._pairwise.options import AxisName, Exclude, PairOptions
+from hypersphere_jax.losses._pairwise.pair_sets import PairsWithin
 from hypersphere_jax.losses._pairwise.points import OptionalArray, Scale, make_points
+from hypersphere_jax.losses._pairwise.precision import Precision
 from hypersphere_jax.losses._pairwise.reductions import mean_row_logsumexp
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
-from hypersphere_jax.losses._pairwise.sums import PairsWithin
-from hypersphere_jax.losses._pairwise.validation import (
-    apply_mask,
-    count_points,
-    normalize_weights,
-    validate_features,
-)
+from hypersphere_jax.losses._pairwise.validation import count_points, validate_features
+from hypersphere_jax.losses._pairwise.weights import apply_mask, normalize_weights
 from hypersphere_jax.losses.normalize import l2_normalize
 
 Similarity = Literal["cosine", "dot", "neg_euclidean"]
@@ -134,23 +131,35 @@ def decoupled_nt_xent_loss(
     """
     z1, z2 = validate_features(z1, z2, names="z1, z2")
     options = PairOptions(axis_name, block_size, precision, ring)
-    attraction = alignment_term(z1, z2, scaling, axis_name)
-    if self_similarity:
-        views = make_points(_views(z1, z2) / jnp.sqrt(tau))
-        distribution = mean_row_logsumexp(PairsWithin(options, Exclude.NONE), views)
-        distribution -= math.log(z1.shape[1])
-        loss = attraction + lam * distribution
-    else:
-        # The log-sum-exp is NT-Xent plus the logit of the positive.
-        nt_xent = _nt_xent(z1, z2, 1 / tau, options)
-        per_sample = attraction
+    compute_terms = _notebook_terms if self_similarity else _decoupled_terms
+    terms = compute_terms(z1, z2, tau, lam, scaling, options)
+    return terms if with_terms else terms.loss
+
+
+def _notebook_terms(
+    z1: jax.Array, z2: jax.Array, tau: float, lam: float, scaling: Scaling, options: PairOptions
+) -> Terms:
+    """The released notebook's loss: the sum contains the similarity of a view with itself."""
+    attraction = alignment_term(z1, z2, scaling, options.axis_name)
+    views = make_points(_views(z1, z2) / jnp.sqrt(tau))
+    distribution = mean_row_logsumexp(PairsWithin(options, Exclude.NONE), views)
+    distribution -= math.log(z1.shape[1])
+    return Terms(attraction + lam * distribution, attraction, distribution)
+
+
+def _decoupled_terms(
+    z1: jax.Array, z2: jax.Array, tau: float, lam: float, scaling: Scaling, options: PairOptions
+) -> Terms:
+    """Chen et al., Eq. (5), whose log-sum-exp is NT-Xent plus the logit of the positive."""
+    attraction = alignment_term(z1, z2, scaling, options.axis_name)
+    nt_xent = _nt_xent(z1, z2, 1 / tau, options)
+    if scaling == "per_sample":
         # With one factor for both attractions, nothing is left of them at lam = tau.
         loss = (1 - lam / tau) * attraction + lam * nt_xent
-        if scaling == "per_dimension":
-            per_sample = alignment_term(z1, z2, "per_sample", axis_name)
-            loss = attraction - lam / tau * per_sample + lam * nt_xent
-        distribution = nt_xent - per_sample / tau
-    return Terms(loss, attraction, distribution) if with_terms else loss
+        return Terms(loss, attraction, nt_xent + -attraction / tau)
+    per_sample = alignment_term(z1, z2, "per_sample", options.axis_name)
+    loss = attraction - lam / tau * per_sample + lam * nt_xent
+    return Terms(loss, attraction, nt_xent - per_sample / tau)
 
 
 def alignment_term(
@@ -220,6 +229,7 @@ def balanced_contrastive_loss(
 
     over the 2n views z of both sides, p(i) the other view of the same image (balanced paper, Eq.
     (17)). As alpha grows, the second term becomes lam times the similarity of the hardest negative.
+    With alpha = 1 / tau and lam = 1, divided by tau, it is lightly's `DCLLoss` for unit features.
     Shared options: see `hypersphere_jax.losses`.
 
     Args:
@@ -242,8 +252,8 @@ def balanced_contrastive_loss(
     pairs = PairsWithin(PairOptions(axis_name, block_size, precision, ring), Exclude.VIEWS)
     repulsion = mean_row_logsumexp(pairs, make_points(_views(z1, z2) * jnp.sqrt(alpha)))
     attraction = alignment_term(z1, z2, "per_sample", axis_name)
-    loss = lam / alpha * repulsion + attraction
-    return Terms(loss, attraction, repulsion / alpha) if with_terms else loss
+    terms = Terms(lam / alpha * repulsion + attraction, attraction, repulsion / alpha)
+    return terms if with_terms else terms.loss
 
 
 @shard_over_mesh(sharded=("z1", "z2"), positive=("alpha",), non_negative=("lam",))
@@ -289,7 +299,8 @@ def generalized_nt_xent_loss(
     # The log-sum-exp is NT-Xent plus the logit of the positive.
     attraction = alignment_term(z1, z2, "per_sample", axis_name)
     loss = lam / alpha * nt_xent + (1 - lam) * attraction
-    return Terms(loss, attraction, nt_xent / alpha - attraction) if with_terms else loss
+    terms = Terms(loss, attraction, nt_xent / alpha - attraction)
+    return terms if with_terms else terms.loss
 
 
 def _nt_xent(
@@ -329,5 +340,5 @@ def _cross_entropy(
 
 
 def _views(z1: jax.Array, z2: jax.Array) -> jax.Array:
-    """Interleave the views `[2n, ...]`, so that no block parts the two of an image."""
+    """`[2n, ...]`, the two views of an image one after the other, so that no block parts them."""
     return jnp.stack([z1, z2], axis=1).reshape(2 * z1.shape[0], *z1.shape[1:])

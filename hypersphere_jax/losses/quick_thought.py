@@ -1,8 +1,9 @@
 """Losses of Quick-Thought Vectors: consecutive sentences, two encoders (Wang & Isola, B.3).
 
-The positives of f's sentence i are g's sentences i - 1 and i + 1, with weight 1/2 each; the first
-and the last sentence have one neighbor, with weight 1. With `axis_name`, the sentences of the
-devices follow each other in the order of the axis.
+`f` and `g` are the features of the same K consecutive sentences by two encoders. The positives of
+f's sentence i are g's sentences i - 1 and i + 1, with weight 1/2 each; the first and the last
+sentence have one neighbor, with weight 1. With `axis_name`, the sentences of the devices follow
+each other in the order of the axis.
 """
 
 import functools
@@ -17,11 +18,12 @@ from hypersphere_jax.losses._pairwise.collectives import (
     global_size,
     weighted_mean,
 )
-from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions, Precision
+from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions
+from hypersphere_jax.losses._pairwise.pair_sets import PairsBetween
 from hypersphere_jax.losses._pairwise.points import make_points
+from hypersphere_jax.losses._pairwise.precision import Precision
 from hypersphere_jax.losses._pairwise.reductions import mean_row_logsumexp
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
-from hypersphere_jax.losses._pairwise.sums import PairsBetween
 from hypersphere_jax.losses._pairwise.validation import count_points, validate_features
 from hypersphere_jax.losses.alignment_uniformity import distance_power, uniform_loss
 
@@ -60,13 +62,13 @@ def quick_thought_contrastive_loss(
     >>> round(float(quick_thought_contrastive_loss(f, f[::-1], tau=1.0)), 4)
     0.3133
     """
-    f, g = validate_features(f, g, names="f, g")
-    count_points(f, 2, "sentences", axis_name)
+    f, g = _validate_sentences(f, g, axis_name)
     f = f / tau
     pairs = PairsBetween(PairOptions(axis_name, block_size, precision, ring))
     sums = mean_row_logsumexp(pairs, make_points(f), make_points(g))
-    neighbors = _neighbors(g, axis_name)
-    similarities: Any = sum(w * jnp.sum(f * neighbor, axis=-1) for neighbor, w in neighbors)
+    similarities: Any = sum(
+        weight * jnp.sum(f * neighbor, axis=-1) for neighbor, weight in _neighbors(g, axis_name)
+    )
     return sums - weighted_mean(similarities, None, axis_name)
 
 
@@ -99,10 +101,10 @@ def quick_thought_align_loss(
     >>> float(quick_thought_align_loss(f, f))
     2.0
     """
-    f, g = validate_features(f, g, names="f, g")
-    count_points(f, 2, "sentences", axis_name)
-    neighbors = _neighbors(g, axis_name)
-    powers: Any = sum(w * distance_power(f, neighbor, alpha) for neighbor, w in neighbors)
+    f, g = _validate_sentences(f, g, axis_name)
+    powers: Any = sum(
+        weight * distance_power(f, neighbor, alpha) for neighbor, weight in _neighbors(g, axis_name)
+    )
     return weighted_mean(powers, None, axis_name)
 
 
@@ -137,11 +139,24 @@ def quick_thought_uniform_loss(
     >>> float(quick_thought_uniform_loss(f, f))
     -16.0
     """
+    f, g = _validate_sentences(f, g, axis_name)
+    uniform = functools.partial(
+        uniform_loss,
+        t=t,
+        axis_name=axis_name,
+        block_size=block_size,
+        precision=precision,
+        ring=ring,
+    )
+    return uniform(f) + uniform(g)
+
+
+def _validate_sentences(
+    f: jax.Array, g: jax.Array, axis_name: AxisName
+) -> tuple[jax.Array, jax.Array]:
     f, g = validate_features(f, g, names="f, g")
     count_points(f, 2, "sentences", axis_name)
-    options: Any = {"block_size": block_size, "precision": precision, "ring": ring}
-    uniform = functools.partial(uniform_loss, t=t, axis_name=axis_name, **options)
-    return uniform(f) + uniform(g)
+    return f, g
 
 
 def _neighbors(g: jax.Array, axis_name: AxisName) -> list[tuple[jax.Array, jax.Array]]:

@@ -9,17 +9,14 @@ from hypersphere_jax.losses._pairwise.collectives import (
     global_sum,
     weighted_mean,
 )
-from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions, Precision
-from hypersphere_jax.losses._pairwise.points import make_points
+from hypersphere_jax.losses._pairwise.options import AxisName, PairOptions
+from hypersphere_jax.losses._pairwise.pair_sets import PairsWithin
+from hypersphere_jax.losses._pairwise.points import OptionalArray, make_points
+from hypersphere_jax.losses._pairwise.precision import Precision
 from hypersphere_jax.losses._pairwise.reductions import mean_row_logsumexp
 from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
-from hypersphere_jax.losses._pairwise.sums import PairsWithin
-from hypersphere_jax.losses._pairwise.validation import (
-    apply_mask,
-    count_points,
-    normalize_weights,
-    validate_features,
-)
+from hypersphere_jax.losses._pairwise.validation import count_points, validate_features
+from hypersphere_jax.losses._pairwise.weights import apply_mask, normalize_weights
 
 
 @shard_over_mesh(sharded=("z",), labels=("labels",), positive=("tau",), weighted=True)
@@ -66,7 +63,18 @@ def supervised_contrastive_loss(
         raise ValueError(f"labels must be integers [{n}], got {labels.dtype}{list(labels.shape)}")
     options = PairOptions(axis_name, block_size, precision, ring)
     mask, weights, z = apply_mask(mask, weights, z)
-    z = z / jnp.sqrt(tau)
+    return _supervised_contrastive(z / jnp.sqrt(tau), labels, mask, weights, options)
+
+
+def _supervised_contrastive(
+    z: jax.Array,
+    labels: jax.Array,
+    mask: OptionalArray,
+    weights: OptionalArray,
+    options: PairOptions,
+) -> jax.Array:
+    """The loss of features that contain the temperature; masked features are zero."""
+    axis_name = options.axis_name
     unmasked = jnp.ones_like(z, shape=labels.shape)
     if weights is None:
         weights = unmasked

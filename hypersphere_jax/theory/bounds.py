@@ -1,6 +1,7 @@
 """Bounds of the balanced paper: attracting and repelling components, prototype bias.
 
-Expectations are means over the given views and images.
+The expectations in the bounds are means over the given views and images. The theorems are true for
+this empirical distribution exactly.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,8 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax.losses import align_loss
-from hypersphere_jax.losses._pairwise.validation import check_positive, validate_features
+from hypersphere_jax.losses._pairwise.validation import check_positive
+from hypersphere_jax.theory.optima import checked_points
 
 # GPUs round features to 10 bits by default.
 PRECISION = lax.Precision.HIGHEST
@@ -39,8 +41,8 @@ def prototype_bias(x: jax.Array, same_class: jax.Array) -> jax.Array:
 
     .. math:: \frac{1}{n} \sum_i \|f(t_i(x'_i)) - f(t_i(x_i))\|_2
 
-    Source: balanced paper, Eq. (51), an estimate of Eq. (16) with one draw for each image. Its
-    expectation is above Eq. (16).
+    Source: balanced paper, Eq. (51), an estimate of Eq. (16) with one draw of the augmentation and
+    the other image for each image. Its expectation is above Eq. (16).
 
     Args:
       x: `[n, d]` features of one augmentation of each image.
@@ -53,11 +55,12 @@ def prototype_bias(x: jax.Array, same_class: jax.Array) -> jax.Array:
     Raises:
       ValueError: for shapes that differ, or no rows.
 
+    >>> import jax.numpy as jnp
     >>> x, same_class = jnp.array([[3.0, 0.0], [0.0, 1.0]]), jnp.array([[0.0, 4.0], [0.0, 1.0]])
     >>> float(prototype_bias(x, same_class))
     2.5
     """
-    x, same_class = validate_features(x, same_class, names="x, same_class")
+    x, same_class = checked_points(x, same_class, names="x, same_class")
     return align_loss(x, same_class, alpha=1.0)
 
 
@@ -81,15 +84,18 @@ def attracting_bound(anchors: jax.Array, views: jax.Array) -> AttractingBound:
     Raises:
       ValueError: for shapes that do not fit, no anchors, or no views.
 
+    >>> import jax.numpy as jnp
     >>> anchors = jnp.array([[1.0, 0.0]])
     >>> bound = attracting_bound(anchors, jnp.array([[[0.6, 0.8]], [[0.6, -0.8]]]))
     >>> round(float(bound.left[0]), 4), round(float(bound.right[0]), 4), bool(bound.assumed[0])
     (-1.0, -0.6, True)
     """
     anchors, views = _anchors_and_views(anchors, views)
-    n = anchors.shape[0]
-    if views.shape[1] != n:
-        raise ValueError(f"views must be of the anchors' images, [v, {n}, d], got {views.shape}")
+    if views.shape[1] != anchors.shape[0]:
+        raise ValueError(
+            f"views must be of the images of the anchors, [v, {anchors.shape[0]}, d], "
+            f"got {views.shape}"
+        )
     mean = jnp.mean(views, axis=0)
     along = jnp.sum(anchors * mean, axis=-1)
     return AttractingBound(-along / jnp.linalg.norm(mean, axis=-1), -along, along >= 0)
@@ -116,10 +122,10 @@ def repelling_bound(
 
     The proof needs a condition that the paper does not state: the bracket (the right side times nu)
     must not be negative. Step (iv), Eq. (38), divides a maximum that may be negative by nu <= 1 and
-    takes the result to be larger. With three or more classes the bound can be false. The left side
-    is always at most the larger of bracket and bracket / nu. The bound is true for all anchors if
-    alpha <= log(n), and for each anchor that has an angle of at most 90 degrees to the mean of some
-    class.
+    takes the result to be larger. With three or more classes the bound can be false (see
+    `tests/test_theory.py`). The left side is always at most the larger of bracket and bracket / nu.
+    The bound is true for all anchors if alpha <= log(n), and for each anchor that has an angle of
+    at most 90 degrees to the mean of some class.
 
     Args:
       anchors: `[n, d]` features f(t(x)), unit norm.
@@ -137,6 +143,7 @@ def repelling_bound(
       ValueError: for shapes that do not fit, fewer than two classes, alpha that is not positive,
         labels out of range, or classes of different sizes. Traced labels are not checked.
 
+    >>> import jax.numpy as jnp
     >>> points, classes = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.array([0, 1])
     >>> bound = repelling_bound(points, classes, points[None], classes, alpha=1.0, classes=2)
     >>> round(float(bound.left[0]), 4), round(float(bound.right[0]), 4)  # log(e + 1)
@@ -169,12 +176,10 @@ def repelling_bound(
 
 
 def _anchors_and_views(anchors: jax.Array, views: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return checked `[n, d]` and `[v, m, d]` as float32."""
+    """Return `[n, d]` and `[v, m, d]` as float32; raise ValueError for empty arrays."""
     if jnp.ndim(views) != 3 or 0 in jnp.shape(views):
         raise ValueError(f"views must be [v, m, d], none of these 0, got {jnp.shape(views)}")
-    anchors, *views = validate_features(
-        anchors, *views, names="anchors, each of views", same_n=False
-    )
+    anchors, *views = checked_points(anchors, *views, names="anchors, each of views", same_n=False)
     return anchors, jnp.stack(views)
 
 

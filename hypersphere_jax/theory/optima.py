@@ -9,9 +9,9 @@ import numpy as np
 
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.losses._pairwise.options import Exclude, PairOptions
+from hypersphere_jax.losses._pairwise.pair_sets import PairsWithin
 from hypersphere_jax.losses._pairwise.points import make_points
 from hypersphere_jax.losses._pairwise.reductions import mean_row_logsumexp
-from hypersphere_jax.losses._pairwise.sums import PairsWithin
 from hypersphere_jax.losses._pairwise.validation import check_positive, validate_features
 
 
@@ -47,7 +47,8 @@ def uniformity_lower_bound(d: int, t: float, n: int, include_self: bool = False)
     .. math:: \max\left(-4t, \log \frac{n e^{-2t} {}_0F_1(; d/2; t^2) - 1}{n - 1}\right)
 
     and -4t where the fraction is not positive. Source: Wang & Isola, A.1.1, for estimator (9). For
-    estimator (8), the bound is `uniformity_optimum`. Two antipodal points attain it.
+    estimator (8) (`include_self`), the bound is `uniformity_optimum`. Two antipodal points attain
+    the bound; in general, n points do not.
 
     Args:
       d: dimension of the space around the sphere, >= 1.
@@ -98,11 +99,33 @@ def uniformity_without_self(value: float | jax.Array, n: int) -> float | jax.Arr
     >>> round(float(uniformity_without_self(-1.0, 4)), 4)
     -1.8504
     """
-    if n < 2:
-        raise ValueError(f"uniformity_without_self needs n >= 2, got n={n}")
-    xp: Any = jnp if isinstance(value, jax.Array) else np
+    xp = _at_least_two(n, value)
     with np.errstate(divide="ignore"):
         return xp.log(xp.expm1(xp.maximum(value + math.log(n), 0.0))) - math.log(n - 1)
+
+
+def uniformity_with_self(value: float | jax.Array, n: int) -> float | jax.Array:
+    r"""Convert estimator (9) of uniformity to estimator (8), for the same n points.
+
+    .. math:: \log \frac{(n - 1) e^{v} + 1}{n}
+
+    This is the inverse of `uniformity_without_self`. Source: Wang & Isola, A.1.1.
+
+    Args:
+      value: `uniform_loss(x, t)`: a float, or an array of any shape.
+      n: number of points, >= 2.
+
+    Returns:
+      `uniform_loss(x, t, include_self=True)` in the shape of `value`; a JAX array for a JAX array,
+      otherwise NumPy.
+
+    Raises:
+      ValueError: for n < 2.
+
+    >>> round(float(uniformity_with_self(-1.8504, 4)), 4)
+    -1.0
+    """
+    return _at_least_two(n, value).logaddexp(value + math.log(n - 1), 0.0) - math.log(n)
 
 
 def contrastive_limit(x: jax.Array, y: jax.Array, tau: float = 0.5) -> jax.Array:
@@ -125,11 +148,12 @@ def contrastive_limit(x: jax.Array, y: jax.Array, tau: float = 0.5) -> jax.Array
     Raises:
       ValueError: for shapes that differ, no pairs, or tau that is not positive.
 
+    >>> import jax.numpy as jnp
     >>> x = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
     >>> round(float(contrastive_limit(x, x, tau=1.0)), 4)  # -1 + log cosh 1
     -0.5662
     """
-    x, y = validate_features(x, y, names="x, y")
+    x, y = checked_points(x, y, names="x, y")
     tau = check_positive("tau", tau, x.dtype)
     return _mean_log_mean_exp(x, 1 / tau) - jnp.mean(jnp.sum(x * y, axis=-1)) / tau
 
@@ -165,6 +189,7 @@ def vmf_log_normalizer(d: int, kappa: float) -> float:
               = \log \frac{(2\pi)^{d/2} I_{d/2-1}(\kappa)}{\kappa^{d/2-1}}
 
     for any unit vector mu, with respect to the surface measure. Source: Wang & Isola, Section 4.2.
+    The computation uses the identical form: area times 0F1(; d/2; kappa^2 / 4).
 
     Args:
       d: dimension of the space around the sphere, >= 1.
@@ -183,7 +208,6 @@ def vmf_log_normalizer(d: int, kappa: float) -> float:
         raise ValueError(
             f"vmf_log_normalizer needs d >= 1 and 0 < kappa <= 1e6, got d={d}, kappa={kappa}"
         )
-    # The integral is the area times 0F1(; d/2; kappa^2 / 4).
     return sphere_log_area(d) + kappa + _log_0f1_scaled(d / 2, kappa / 2)
 
 
@@ -194,28 +218,34 @@ def vmf_kde_entropy(x: jax.Array, kappa: float) -> jax.Array:
               - \frac{1}{n} \sum_i \log \frac{1}{n} \sum_j e^{\kappa x_i^\top x_j}
 
     Source: Wang & Isola, Section 4.2, the resubstitution estimate, whose density at a point counts
-    the point itself. It is also the paper's estimate of the mutual information of image and
-    feature. For uniform points it approaches `sphere_log_area(d)`.
+    the point itself. The unit is nats, with respect to the surface measure of the sphere. The
+    estimate for uniform points approaches `sphere_log_area(d)`; it may be negative. Because the
+    encoder is deterministic, this number is also the paper's estimate of the mutual information of
+    image and feature. The second term also occurs in `contrastive_limit` with tau = 1 / kappa.
 
     Args:
       x: `[n, d]` features, unit norm.
       kappa: concentration of the kernel, > 0; not traced, even under `jit`.
 
     Returns:
-      float32 scalar, in nats with respect to the surface measure of the sphere.
+      float32 scalar.
 
     Raises:
       ValueError: for x that is not `[n, d]`, no points, or kappa that is not positive and finite.
 
-    >>> round(float(vmf_kde_entropy(jnp.array([[1.0, 0.0, 0.0]]), kappa=2.0)), 4)
-    1.1262
+    >>> import jax.numpy as jnp
+    >>> one = vmf_kde_entropy(jnp.array([[1.0, 0.0, 0.0]]), kappa=2.0)
+    >>> round(float(one) - (vmf_log_normalizer(3, 2.0) - 2.0), 6)
+    0.0
     """
-    (x,) = validate_features(x, names="x")
+    (x,) = checked_points(x, names="x")
     return vmf_log_normalizer(x.shape[1], kappa) - _mean_log_mean_exp(x, kappa)
 
 
 def uniform_sphere(key: jax.Array, n: int, d: int) -> jax.Array:
     """Draw points from the uniform distribution on the unit sphere in R^d.
+
+    The points are normalized Gaussian vectors.
 
     Args:
       key: random key.
@@ -228,12 +258,28 @@ def uniform_sphere(key: jax.Array, n: int, d: int) -> jax.Array:
     Raises:
       ValueError: for n < 0 or d < 1.
 
+    >>> import jax
     >>> uniform_sphere(jax.random.key(0), 5, 3).shape
     (5, 3)
     """
     if n < 0 or d < 1:
         raise ValueError(f"uniform_sphere needs n >= 0 and d >= 1, got n={n}, d={d}")
     return l2_normalize(jax.random.normal(key, (n, d), jnp.float32))
+
+
+def _at_least_two(n: int, value: Any) -> Any:
+    """Return the array module of a value; raise ValueError for fewer than two points."""
+    if n < 2:
+        raise ValueError(f"this estimator of uniformity needs n >= 2, got n={n}")
+    return jnp if isinstance(value, jax.Array) else np
+
+
+def checked_points(*arrays: jax.Array, names: str, same_n: bool = True) -> list[jax.Array]:
+    """Return checked features; raise ValueError for arrays without rows."""
+    arrays = validate_features(*arrays, names=names, same_n=same_n)
+    if arrays[0].shape[0] == 0:
+        raise ValueError(f"{names} must have at least one row, got shape {arrays[0].shape}")
+    return arrays
 
 
 def _mean_log_mean_exp(x: jax.Array, scale: float | jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ def test_mistakes_with_every_loss(name, rng):
             jax.eval_shape(lambda: case.loss(*arrays, **case.numbers[0] | changes))
 
     for option in case.numbers[0]:
-        for wrong in (-1.0, math.inf, math.nan):
+        for wrong in (-1.0, jnp.float32(-1), math.inf, math.nan):
             assert_refused(option, **{option: wrong})
     assert_refused(first, [array[:, :0] for array in good])
     assert_refused(first, [good[0].astype(int), *good[1:]])
@@ -65,7 +65,7 @@ def test_wrong_masks_weights_and_labels_are_refused(name, value):
 
 @pytest.mark.parametrize(
     "alpha",
-    [0.5, 1, np.float64(0.5), jnp.bfloat16(2), nnx.Param(jnp.float32([0.5]))],
+    [0.5, 1, np.float64(0.5), [0.5], jnp.bfloat16(2), nnx.Param(jnp.float32(0.5))],
     ids=repr,
 )
 def test_options_may_be_any_single_number(alpha, rng):

@@ -60,3 +60,10 @@ def test_balanced_loss_is_lightlys_dcl_loss(tau, rng):
     found = value("balanced", *views, alpha=1 / tau, lam=1) / tau
     np.testing.assert_allclose(found, lightly_dcl_oracle(*views, tau), rtol=1e-5)
     assert abs(value("dcl", *views, tau=tau) - found) > 0.1
+
+
+def test_cosine_similarity_ignores_lengths(rng):
+    z1, z2 = inputs(rng, "nn")
+    unit = value("nt_xent", z1, z2, tau=0.5)
+    np.testing.assert_allclose(value("nt_xent", 3 * z1, 0.2 * z2, tau=0.5), unit, rtol=1e-6)
+    assert abs(value("nt_xent dot", 3 * z1, z2, tau=0.5) - unit) > 0.1

@@ -67,6 +67,26 @@ def test_defaults_are_those_of_the_oracles():
 
 
 @each_loss()
+def test_invariant_to_rotation_and_order(name, rng):
+    shapes = CASES[name].shapes
+    arrays = inputs(rng, shapes)
+    rotation = np.linalg.qr(rng.standard_normal((D, D)))[0].astype(np.float32)
+    order = rng.permutation(N)
+    if name == "supervised" or name.startswith("quick_thought"):
+        order = np.arange(N)[::-1]  # keeps classes and neighbors
+    moved = []
+    for letter, array in zip(shapes, arrays, strict=True):
+        if letter == "D":
+            moved.append(rotation.T @ array)
+        else:
+            moved.append((array @ rotation)[order if letter == "n" else slice(None, None, -1)])
+    numbers = CASES[name].numbers[0]
+    np.testing.assert_allclose(
+        value(name, *moved, **numbers), value(name, *arrays, **numbers), 2e-5
+    )
+
+
+@each_loss()
 def test_coincident_and_antipodal_points_have_finite_gradients(name):
     same = np.eye(D)[:1].repeat(N, 0)
     opposite = same * np.where(np.arange(N) < N // 2, 1, -1)[:, None]

@@ -1,8 +1,8 @@
 """Reductions over all pairs of blocks of points by a block function.
 
 A sweep computes the logits of each block of rows and block of columns once. The block function
-reduces them to a part for the rows and a part for the columns, which the sweep adds up. Two blocks
-of one set of points meet once.
+reduces them to a part for the rows and a part for the columns, which the sweep adds up. Blocks of
+one set of points with themselves are symmetric: each two blocks meet once.
 """
 
 import abc
@@ -44,7 +44,6 @@ class BlockFunction(abc.ABC):
         return jnp.zeros_like(blocks.bias)
 
     def add(self, total: jax.Array, part: jax.Array) -> jax.Array:
-        """Add a part to a total."""
         return total + part
 
     def finish(self, totals: Any) -> Any:
@@ -115,8 +114,12 @@ def reduce_pairs(
 ) -> tuple[Any, Any]:
     """Apply a block function to all pairs and return the results of the rows and of the columns.
 
-    The columns are the rows themselves if they are None. Groups of `exclude` consecutive points
-    form no pairs with each other. A block has at most `limit` points.
+    Args:
+      block: the block function.
+      rows: n points.
+      columns: m points, or None for the rows themselves.
+      exclude: size of the groups of consecutive points that form no pairs with each other.
+      limit: points in a block, at most.
     """
     row_blocks = split_blocks(rows, limit, exclude)
     if columns is None:
@@ -166,7 +169,12 @@ def _sweep_between(
 
 
 def _meet_all(
-    block: BlockFunction, rows: Points, columns: Points, indices: Any, totals: Any, exclude: int = 0
+    block: BlockFunction,
+    rows: Points,
+    columns: Points,
+    indices: Any,
+    totals: tuple[Any, Any],
+    exclude: int = 0,
 ) -> tuple[Any, Any]:
     """Add the parts of the pairs of blocks with these indices to the totals."""
     first, second = (jnp.asarray(index, jnp.int32) for index in indices)
@@ -174,9 +182,12 @@ def _meet_all(
     def step(k: Any, totals: tuple[Any, Any]) -> tuple[Any, Any]:
         i = first[k]
         j = second[k]
-        parts = _meet(block, rows, columns, exclude, i, j)
-        row_totals = _add_at(block, totals[0], i, parts[0])
-        return row_totals, _add_at(block, totals[1], j, parts[1])
+        row_part, column_part = _meet(block, rows, columns, exclude, i, j)
+        row_totals, column_totals = totals
+        return (
+            _add_at(block, row_totals, i, row_part),
+            _add_at(block, column_totals, j, column_part),
+        )
 
     return lax.fori_loop(0, len(first), step, totals)
 
@@ -203,6 +214,8 @@ def _add_at(block: BlockFunction, totals: Any, i: Any, part: Any) -> Any:
 def split_blocks(points: Points, limit: int, exclude: int) -> Points:
     """Split `[n, ...]` into `[blocks, size, ...]`; masked points pad the last block."""
     n = points.bias.shape[0]
+    if not isinstance(n, int):  # A symbolic n of `jax.export` stays one block.
+        return jax.tree.map(lambda array: array[None], points)
     size = math.ceil(n / math.ceil(n / limit))
     if LARGE < size < limit:
         size += -size % ALIGNMENT

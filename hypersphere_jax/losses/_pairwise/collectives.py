@@ -1,6 +1,5 @@
 """Cross-device reductions: sharded features act as one batch."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,11 @@ def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def global_mean(value: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Return the mean over devices, which also shows `shard_map` that a result is replicated."""
+    """Return the mean over devices.
+
+    Losses whose value is the same on every device also end with it: the mean keeps value and
+    gradient under `pmap`, and shows `shard_map` that the result is replicated.
+    """
     if axis_name is None:
         return value
     return lax.pmean(value, axis_name)
@@ -58,8 +61,8 @@ def weighted_mean(values: jax.Array, weights: jax.Array | None, axis_name: AxisN
     return global_sum(jnp.matmul(weights, values, precision=lax.Precision.HIGHEST), axis_name)
 
 
-def global_size(n: int, axis_name: AxisName) -> int:
-    """Return the number of points on all devices."""
+def global_size(n: int, axis_name: AxisName) -> Any:
+    """Return the number of points on all devices; `jax.export` may not know it."""
     if axis_name is None:
         return n
     return n * lax.axis_size(axis_name)
@@ -82,9 +85,13 @@ def reduce_over_devices(
 ) -> tuple[Any, Any]:
     """Sum over the pairs of the points of this device with the points of all devices.
 
-    `pair_sums` maps `local` (arrays `[n, ...]`) of other devices, concatenated, to the sums for the
-    points of this device and the sums for theirs, or None. `local_sums` are both within this
-    device. `combine(stacked, axis=0)` adds up.
+    Args:
+      pair_sums: maps `local` of other devices, concatenated, to the sums for the points of this
+        device and the sums for theirs, or None.
+      local: arrays `[n, ...]` of the points of this device.
+      local_sums: both kinds of sums over the pairs within this device.
+      combine: adds up, as `combine(stacked, axis=0)`.
+      options: mapped axis, and whether points go along a ring or are gathered on each device.
     """
     axis_name = options.axis_name
     if axis_name is None:
@@ -99,9 +106,14 @@ def reduce_over_devices(
 
     remote = jax.tree.map(lambda array: _gather_others(array, axis_name), local)
     to_me, to_others = pair_sums(remote)
-    scatter = functools.partial(_reduce_scatter, combine, axis_name)
-    rows = _combine(combine, local_sums[0], to_me)
-    return rows, jax.tree.map(scatter, local_sums[1], to_others)
+    return (
+        _combine(combine, local_sums[0], to_me),
+        jax.tree.map(
+            lambda mine, sent: _reduce_scatter(combine, mine, sent, axis_name),
+            local_sums[1],
+            to_others,
+        ),
+    )
 
 
 def _combine(combine: Callable, *parts: Any) -> Any:
@@ -116,7 +128,7 @@ def _gather_others(array: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def _reduce_scatter(
-    combine: Callable, axis_name: AxisName, mine: jax.Array, sent: jax.Array
+    combine: Callable, mine: jax.Array, sent: jax.Array, axis_name: AxisName
 ) -> jax.Array:
     """Combine what each device has for the rows of this device."""
     rows = jnp.concatenate([mine, sent])

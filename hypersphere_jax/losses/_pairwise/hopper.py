@@ -33,6 +33,8 @@ LOG2E = math.log2(math.e)
 
 def is_supported(x: jax.Array, y: jax.Array) -> bool:
     """Return whether the kernel computes the pairs of these points on this machine."""
+    if not all(isinstance(n, int) for n in (*x.shape, *y.shape)):  # Symbolic, in `jax.export`.
+        return False
     sizes = min(len(x), len(y)) >= SMALLEST_SET and x.shape[1] <= 2 * WIDTH
     types = x.dtype == y.dtype == jnp.float32 and not (_is_varying(x) or _is_varying(y))
     return sizes and types and _is_hopper()
@@ -111,12 +113,19 @@ def exp_sums(
     *,
     exclude: int = 0,
     weighted: bool = True,
+    interpret: Any = None,
 ) -> tuple[jax.Array, ...]:
     """Return `(sum_j P_ij y_j [n, d], sum_j P_ij [n])` with `P_ij = exp(l_ij - shift_i)`.
 
-    Logits are `l_ij = x_i . y_j + bias_j`. `second`, `(u [n], v [m])`, adds `exp(l_ij - u_i - v_j)`
-    to P. Groups of `exclude` consecutive points have no weight with each other. Without `weighted`,
-    only the second result is returned.
+    Args:
+      x: `[n, d]`, float32 like all arrays.
+      y: `[m, d]`.
+      shift: `[n]`.
+      bias: `[m]`, of `l_ij = x_i . y_j + bias_j`; `MASKED_LOGIT` for points without pairs.
+      second: `(u [n], v [m])` for `exp(l_ij - u_i - v_j)` as a second term of P, or None.
+      exclude: 0, or which pairs have no weight: 1 for i = j, 2 for i // 2 = j // 2.
+      weighted: False for `(sum_j P_ij,)` only.
+      interpret: Pallas' parameters for running on CPU.
     """
     n, d = x.shape
     more_rows = (0, -n % (BLOCK * GROUPS))
@@ -130,7 +139,7 @@ def exp_sums(
     if second is not None:
         rows.append(jnp.pad(LOG2E * second[0], more_rows))
         columns.append(jnp.pad(LOG2E * second[1], more_columns))
-    kernel = _make_kernel(x.shape, len(rows), exclude, weighted)
+    kernel = _make_kernel(x.shape, len(rows), exclude, weighted, interpret)
     *gradients, sums = kernel(*rows, *columns)
     return *(array[:n, :d] for array in gradients), sums[:n]
 
@@ -152,7 +161,9 @@ class _Shared(NamedTuple):
     free: Any
 
 
-def _make_kernel(shape: tuple[int, ...], inputs: int, exclude: int, weighted: bool) -> Callable:
+def _make_kernel(
+    shape: tuple[int, ...], inputs: int, exclude: int, weighted: bool, interpret: Any
+) -> Callable:
     """Return the kernel for padded rows of this shape.
 
     The rows, like the columns, are `inputs` arrays: two bfloat16 parts of the points, then vectors.
@@ -184,6 +195,7 @@ def _make_kernel(shape: tuple[int, ...], inputs: int, exclude: int, weighted: bo
         num_threads=GROUPS + 1,
         thread_name="group",
         compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=interpret,
     )
 
 

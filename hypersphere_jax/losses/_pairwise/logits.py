@@ -8,25 +8,16 @@ cancel for inner products, and `sum_j P_ij` for weights P.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hypersphere_jax.losses._pairwise.options import Precision, on_cpu
 from hypersphere_jax.losses._pairwise.points import Points
+from hypersphere_jax.losses._pairwise.precision import Precision, matmul, on_cpu
 
 BIAS_PARTS = 3  # bfloat16 parts that represent a float32
 CHUNK = 16  # coordinates, or points, that one pass over a block adds up on accelerators
-ALGORITHMS: dict[str, Any] = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH}
-# NVIDIA's tensor cores have no float32 products. Six products of bfloat16 parts, summed in float32,
-# are as exact.
-TENSOR_CORE_ALGORITHMS: dict[str, Any] = {
-    "highest": lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
-    "high": lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
-}
-SMALLEST_SIDE = 16  # XLA has no kernel of these products for smaller matrices.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,22 +82,6 @@ class FoldedInnerProducts:
 LogitForm = InnerProducts | FoldedInnerProducts
 
 
-def matmul(a: jax.Array, b: jax.Array, precision: Precision = "highest") -> jax.Array:
-    """Return the matrix product of `[n, k]` and `[k, m]`; see docs/losses.md for the precisions."""
-    algorithm = ALGORITHMS.get(precision)
-    if jax.default_backend() == "gpu" and a.dtype == jnp.float32 and _multiplies_bfloat16():
-        algorithm = TENSOR_CORE_ALGORITHMS.get(precision)
-        if min(*a.shape, *b.shape) < SMALLEST_SIDE and precision != "default":
-            algorithm = lax.Precision.HIGHEST
-    return jnp.matmul(a, b, precision=algorithm)
-
-
-def _multiplies_bfloat16() -> bool:
-    """Return whether the GPU has tensor cores for bfloat16."""
-    capability = getattr(jax.local_devices()[0], "compute_capability", "8.0")
-    return float(capability) >= 8
-
-
 def inner_products(precision: Precision) -> LogitForm:
     """Return the form of inner products for this backend."""
     return InnerProducts() if on_cpu() else FoldedInnerProducts(precision)
@@ -148,14 +123,17 @@ def squared_distances(x: jax.Array, y: jax.Array, factor: jax.Array) -> jax.Arra
 
 
 def weighted_differences(weights: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return `sum_j P_ij (y_j - x_i)`, `[n, d]`."""
+    """Return `sum_j P_ij (y_j - x_i)`, `[n, d]`.
+
+    CPUs take one j at a time: all at once is ten times as slow, and larger chunks take longer to
+    compile than they save.
+    """
 
     @jax.checkpoint
     def add_chunk(total: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         terms = (p_j[:, None] * (y_j[None] - x) for p_j, y_j in zip(*chunk, strict=True))
         return total + sum(terms), None
 
-    # On CPUs, all j at once is ten times as slow, and larger chunks take longer to compile.
     size = 1 if on_cpu() else CHUNK
     chunks = (_chunks(weights.T, size), _chunks(y, size))
     return lax.scan(add_chunk, jnp.zeros_like(x), chunks)[0]

@@ -3,12 +3,11 @@
 import dataclasses
 import enum
 import operator
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import jax
+from hypersphere_jax.losses._pairwise.precision import Precision, on_cpu
 
 AxisName = str | tuple[str, ...] | None
-Precision = Literal["highest", "high", "default"]
 
 
 class Exclude(enum.IntEnum):
@@ -38,11 +37,13 @@ class PairOptions:
             raise ValueError(f"block_size must be None or an integer >= 1, got {self.block_size!r}")
 
     def block_limit(self, same_points: bool) -> int:
-        """Return the largest number of points in a block, for pairs of one set or of two."""
+        """Return the largest number of points in a block, for pairs of one set or of two.
+
+        The defaults were measured on CPUs, see docs/performance.md. On accelerators, logits are
+        all of a block's traffic from about 4,096 points on.
+        """
         if self.block_size is not None:
             return operator.index(self.block_size)
-        # Measured on CPUs, see docs/performance.md. On accelerators, logits are all of a block's
-        # traffic from about 4,096 points on.
         size = 1024 if on_cpu() else 4096
         if not same_points:
             size *= 2
@@ -52,7 +53,3 @@ class PairOptions:
 def _is_positive_integer(value: Any) -> bool:
     is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
     return is_integer and operator.index(value) >= 1
-
-
-def on_cpu() -> bool:
-    return jax.default_backend() == "cpu"

@@ -21,11 +21,18 @@ HIGHEST = 60.0
 
 
 class Points(NamedTuple):
-    """Points of one side of a set of pairs."""
+    """Points of one side of a set of pairs.
 
-    x: jax.Array  # [n, d], coordinates with the temperature inside
-    bias: jax.Array  # [n], which each point adds to its logits
-    shift: OptionalArray = None  # [n], subtracted from the logits of anchors in weighted sums
+    Attributes:
+      x: `[n, d]` coordinates, with the temperature inside.
+      bias: `[n]`, what each point adds to its logits.
+      shift: `[n]`, which weighted sums subtract from the logits of anchors. Defaults to None for
+        points that are not anchors.
+    """
+
+    x: jax.Array
+    bias: jax.Array
+    shift: OptionalArray = None
 
 
 def make_points(x: jax.Array, mask: OptionalArray = None) -> Points:
@@ -68,7 +75,10 @@ def _bounds(points: Points) -> tuple[jax.Array, jax.Array, jax.Array]:
 def center_points(
     a: Points, b: Points | None, scale: jax.Array | float
 ) -> tuple[Points, Points | None, jax.Array]:
-    """Return points whose inner products are logits of distances, and whether some are too far."""
+    """Return points whose inner products are logits of distances, and whether some are too far.
+
+    Far from their center, inner products are too inexact.
+    """
     center = lax.stop_gradient(jnp.mean(a.x, 0, keepdims=True))
     centered_a, far, finite = _center(a, center, scale)
     centered_b = None

@@ -1,9 +1,11 @@
 """Two scalars over pairs of points that the pairwise losses consist of, with exact gradients.
 
-Memory is linear in the number of points. A derivative of any mode comes from gradients that are
-computed together with the value.
+`logsumexp_all_pairs` is the log of the sum of `exp(l_ij)` over all pairs, and `mean_row_logsumexp`
+the mean over points of the log of the sum over the pairs of each. Memory is linear in the number of
+points. A derivative of any mode comes from gradients that are computed together with the value.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +23,7 @@ from hypersphere_jax.losses._pairwise.collectives import (
     weighted_mean,
 )
 from hypersphere_jax.losses._pairwise.options import AxisName
+from hypersphere_jax.losses._pairwise.pair_sets import PairSet, Sides
 from hypersphere_jax.losses._pairwise.points import (
     MASKED_LOGIT,
     OptionalArray,
@@ -29,12 +32,19 @@ from hypersphere_jax.losses._pairwise.points import (
     any_of_batch,
     within_range,
 )
-from hypersphere_jax.losses._pairwise.sums import PairSet, Sides
 
 
 def logsumexp_all_pairs(pairs: PairSet, *sides: Points, scale: Scale = None) -> jax.Array:
-    r"""Return `\log \sum_{ij} e^{l_ij}` over the pairs of all devices; arguments as in `sums`."""
-    return _differentiable(pairs, _log_total, _log_total_and_gradients)(sides, scale)
+    r"""Return `\log \sum_{ij} e^{l_ij}` over the pairs of all devices.
+
+    Args:
+      pairs: which pairs count.
+      *sides: the points of this device, see `pair_sets`.
+      scale: factor of squared distances, or None for inner products.
+    """
+    value = functools.partial(_log_total, pairs)
+    value_and_gradients = functools.partial(_log_total_and_gradients, pairs)
+    return _differentiable(value, value_and_gradients, pairs.options.axis_name)(sides, scale)
 
 
 def _log_total(pairs: PairSet, sides: Sides, scale: Scale) -> jax.Array:
@@ -58,7 +68,10 @@ def _log_total_and_gradients(pairs: PairSet, sides: Sides, scale: Scale) -> tupl
 
 
 def _overflow_shift(pairs: PairSet, sides: Sides, scale: Scale) -> jax.Array:
-    """Return a shift of logits that prevents overflow: 0 if norms allow it, otherwise the value."""
+    """Return a shift of logits with which no sum of exponentials under- or overflows.
+
+    It is 0 if the norms of the points guarantee that, else the value, which takes another pass.
+    """
     sides, scale = lax.stop_gradient((sides, scale))
     fits = within_range(sides[0], sides[-1], scale)
     if pairs.options.axis_name is not None:
@@ -78,17 +91,19 @@ def mean_row_logsumexp(
 
     With positives it is the mean of `\log(1 + \sum_j e^{l_ij - p_i})`, the cross entropy of the
     logit p_i among itself and the others. It keeps its precision near zero, where a difference of
-    two log-sum-exps would not. If columns are anchors too, half the mean over rows plus half the
-    mean over columns is returned.
+    two log-sum-exps would not.
 
     Args:
-      pairs: which pairs count.
-      *sides: the n points of this device, see `sums`.
+      pairs: which pairs count. If columns are anchors too, half the mean over rows plus half the
+        mean over columns is returned.
+      *sides: the n points of this device, see `pair_sets`.
       positives: logits `[n]`, or None.
       weights: `[n]`, normalized, or None for the mean.
       scale: factor of squared distances, or None for inner products.
     """
-    function = _differentiable(pairs, _mean, _mean_and_gradients)
+    value = functools.partial(_mean, pairs)
+    value_and_gradients = functools.partial(_mean_and_gradients, pairs)
+    function = _differentiable(value, value_and_gradients, pairs.options.axis_name)
     return function(sides, positives, weights, scale)
 
 
@@ -108,9 +123,7 @@ def _mean_and_gradients(
     entropies = _entropies(sums, positives)
     mean = weighted_mean(entropies, weights, axis_name)
 
-    count: Any = float(len(sums))
-    if weights is None:
-        count *= 1.0 * global_size(entropies.shape[0], axis_name)
+    count = len(sums) * _weight_total(entropies.shape[0], weights, axis_name)
     shifts = [_softmax_shift(row_sums, positives, weights) for row_sums in sums]
     anchors = tuple(
         side._replace(shift=shift) for side, shift in itertools.zip_longest(sides, shifts)
@@ -119,10 +132,8 @@ def _mean_and_gradients(
     gradients = jax.tree.map(lambda array: array / count, gradients)
     positive_gradient = None
     if positives is not None:
-        slopes: Any = [-jax.nn.sigmoid(row_sums - positives) for row_sums in sums]
-        if weights is not None:
-            slopes = [weights * slope for slope in slopes]
-        positive_gradient = sum(slopes) / count
+        slopes = sum(_positive_slope(row_sums, positives, weights) for row_sums in sums)
+        positive_gradient = slopes / count
     weight_gradient = entropies if weights is not None else None
     scale_gradient = _scale_gradient(sides, gradients, scale, axis_name)
     return mean, (gradients, positive_gradient, weight_gradient, scale_gradient)
@@ -146,8 +157,25 @@ def _softmax_shift(sums: jax.Array, positives: OptionalArray, weights: OptionalA
     return jnp.where(counts, shift - jnp.log(jnp.where(counts, weights, 1.0)), -MASKED_LOGIT)
 
 
+def _positive_slope(sums: jax.Array, positives: jax.Array, weights: OptionalArray) -> jax.Array:
+    slope = -jax.nn.sigmoid(sums - positives)
+    if weights is None:
+        return slope
+    return weights * slope
+
+
+def _weight_total(n: int, weights: OptionalArray, axis_name: AxisName) -> float | jax.Array:
+    """Return the number of points on all devices, or 1 for normalized weights."""
+    if weights is not None:
+        return 1.0
+    return 1.0 * global_size(n, axis_name)
+
+
 def _scale_gradient(sides: Sides, gradients: Sides, scale: Scale, axis_name: AxisName) -> Scale:
-    """Derive the gradient of the scale from the points': logits depend on `sqrt(scale) x` only."""
+    """Derive the gradient of the scale from the gradients of the points.
+
+    Logits depend on `sqrt(scale) x` only.
+    """
     if scale is None:
         return None
     # The gradients sum to zero, so that less is lost to rounding around the center.
@@ -167,25 +195,32 @@ def _match_types(sides: Sides) -> Sides:
     return jax.tree.map(lambda array: array + zero, sides)
 
 
-def _differentiable(pairs: PairSet, value: Callable, value_and_gradients: Callable) -> Callable:
-    """Return the function `value` of the pairs, whose derivative uses `value_and_gradients`.
+def _differentiable(
+    value: Callable, value_and_gradients: Callable, axis_name: AxisName
+) -> Callable:
+    """Return a function with `value`, whose derivative uses `value_and_gradients`.
 
-    The latter returns gradients of the global value by the arguments of this device. The rule for
-    tangents serves forward and reverse mode, and `psum` sums the cotangents of all devices.
+    It returns gradients of the global value with respect to the arguments of this device. The rule
+    for tangents serves forward and reverse mode, and `psum` sums the cotangents of all devices.
     """
 
     @jax.custom_jvp
     def function(*arguments: Any) -> jax.Array:
-        return value(pairs, *arguments)
+        return value(*arguments)
 
     def jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-        result, gradients = value_and_gradients(pairs, *primals)
-        tangents = jax.tree.leaves(tangents, is_leaf=lambda x: isinstance(x, SymbolicZero))
-        slope: Any = 0
-        for gradient, tangent in zip(jax.tree.leaves(gradients), tangents, strict=True):
-            if not isinstance(tangent, SymbolicZero):
-                slope = slope + jnp.sum(gradient * tangent)
-        return result, global_sum(slope, pairs.options.axis_name)
+        result, gradients = value_and_gradients(*primals)
+        pairs = zip(jax.tree.leaves(gradients), _leaves(tangents), strict=True)
+        slope: Any = sum(
+            jnp.sum(gradient * tangent)
+            for gradient, tangent in pairs
+            if not isinstance(tangent, SymbolicZero)
+        )
+        return result, global_sum(slope, axis_name)
 
     function.defjvp(jvp, symbolic_zeros=True)
     return function
+
+
+def _leaves(tangents: Any) -> list[Any]:
+    return jax.tree.leaves(tangents, is_leaf=lambda node: isinstance(node, SymbolicZero))

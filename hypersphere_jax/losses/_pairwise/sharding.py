@@ -1,19 +1,25 @@
-"""Calls of losses: options checked, compiled once, mapped over the devices of global arrays."""
+"""Calls of losses: options checked, compiled once, mapped over the devices of global arrays.
+
+A loss with `axis_name` is written for one device of a mapped axis. `shard_over_mesh` lets the same
+function take global arrays, under `jit` or outside. It runs under `shard_map` over the axis that
+the arrays are sharded along if their types show it (`Explicit` axes), or over a named axis (`Auto`
+axes). Outside `jit` it is compiled, too, once for all calls that differ in numbers only.
+"""
 
 import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from hypersphere_jax.losses._pairwise.options import AxisName
 from hypersphere_jax.losses._pairwise.validation import (
+    as_array,
     as_labels,
     as_weights,
     check_positive,
@@ -27,10 +33,7 @@ Loss = TypeVar("Loss", bound=Callable[..., Any])
 class shard_over_mesh:
     """Let a loss with options `axis_name` and `mesh_axis` take global arrays of a mesh.
 
-    The loss is written for one device of a mapped axis. It runs under `shard_map` over the axis
-    that the arrays are sharded along if their types show it (`Explicit` axes), or over `mesh_axis`
-    (`Auto` axes). Outside `jit` it is compiled, too, once for all calls that differ in numbers
-    only. All other arguments than the following are static options.
+    All other arguments than the following are static options.
 
     Attributes:
       sharded: names of arrays `[n, ...]` that are sharded over devices.
@@ -53,7 +56,10 @@ class shard_over_mesh:
 
         @functools.wraps(loss)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            options = signature.bind(*args, **kwargs)
+            try:
+                options = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{loss.__name__}() {error}") from None
             options.apply_defaults()
             return self._call(loss, dict(options.arguments))
 
@@ -69,20 +75,23 @@ class shard_over_mesh:
         mesh = None
         if axis_name is None:
             mesh, axis_name = _find_axis(sharded, mesh_axis)
+        if not all(isinstance(value, Hashable) for value in options.values()):
+            # The loss reports the invalid option.
+            return loss(**sharded, **replicated, **options, axis_name=axis_name)
         return _compiled(loss, mesh, axis_name, **options)(sharded, replicated)
 
     def _pop_traced(self, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Remove arrays and numbers from the options; return sharded and replicated ones."""
-        sharded = {name: jnp.asarray(options.pop(name)) for name in self.sharded}
-        sharded |= {name: as_labels(options.pop(name)) for name in self.labels}
+        sharded = {name: as_array(name, options.pop(name)) for name in self.sharded}
+        sharded |= {name: as_labels(name, options.pop(name)) for name in self.labels}
         if self.weighted:
             mask = options.pop("mask")
             weights = options.pop("weights")
             if weights is not None:
                 sharded["weights"] = as_weights(weights, mask)
             if mask is not None:
-                sharded["mask"] = jnp.asarray(mask)
-        replicated = {name: jnp.asarray(options.pop(name)) for name in self.replicated}
+                sharded["mask"] = as_array("mask", mask)
+        replicated = {name: as_array(name, options.pop(name)) for name in self.replicated}
         dtype = computation_dtype(*sharded.values(), *replicated.values())
         for name in (*self.positive, *self.non_negative):
             allow_zero = name in self.non_negative
@@ -110,11 +119,16 @@ def _find_axis(
 
 def _check_axis(arrays: Mapping[str, Any], mesh: AbstractMesh, mesh_axis: AxisName) -> None:
     """Check that an axis is in the mesh, and that its devices divide the arrays."""
+    if mesh.empty:
+        raise ValueError(
+            f"mesh_axis={mesh_axis!r}, but no mesh is set: call jax.set_mesh(mesh) or shard the "
+            "arrays (in mapped functions, give axis_name)"
+        )
     names = {mesh_axis} if isinstance(mesh_axis, str) else set(mesh_axis or ())
     if not names <= _unmapped_axes(mesh):
         raise ValueError(
             f"mesh_axis={mesh_axis!r} is not in the mesh, whose axes are {mesh.axis_names}: call "
-            "jax.set_mesh(mesh) or shard the arrays (in mapped functions, give axis_name)"
+            "the loss under jax.set_mesh (in mapped functions, give axis_name)"
         )
     devices = math.prod(mesh.shape[name] for name in names)
     for name, array in arrays.items():

@@ -1,26 +1,20 @@
-"""Log-sum-exps and weighted sums over pairs, in the form that suits the points.
+"""Log-sum-exps and weighted sums over the pairs of one device, in the form that suits the points.
 
-`PairsWithin` and `PairsBetween` are sets of pairs whose points are sharded over devices. The other
-functions sum over the pairs of one device. Distances are inner products around the center, unless
-points are so far from it that these cancel; then they are sums of squared differences. On
-accelerators exponentials are summed without a shift where float32 represents them, if possible by
-the kernel of Hopper GPUs.
+Distances are inner products around the center, unless points are so far from it that these cancel;
+then they are sums of squared differences. On accelerators exponentials are summed without a shift
+where float32 represents them, if possible by the kernel of Hopper GPUs.
 
-Common arguments:
+Arguments of both functions:
 
 - `a`: the n points of the rows.
 - `b`: the m points of the columns, or None for `a` itself, whose columns equal its rows.
-- `options`: devices, block size and precision.
+- `options`: block size and precision.
 - `scale`: factor of squared distances, or None for inner products.
 - `exclude`: size of the groups of consecutive points that form no pairs with each other.
-- `sides`: the points of a set of pairs: `(points,)` for pairs among themselves, otherwise
-  `(rows, columns)`.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +28,8 @@ from hypersphere_jax.losses._pairwise.block_sweep import (
     WeightedSums,
     reduce_pairs,
 )
-from hypersphere_jax.losses._pairwise.collectives import reduce_over_devices
 from hypersphere_jax.losses._pairwise.logits import Differences, inner_products
-from hypersphere_jax.losses._pairwise.options import Exclude, PairOptions, on_cpu
+from hypersphere_jax.losses._pairwise.options import PairOptions
 from hypersphere_jax.losses._pairwise.points import (
     Points,
     Scale,
@@ -44,73 +37,7 @@ from hypersphere_jax.losses._pairwise.points import (
     center_points,
     within_range,
 )
-
-Sides = tuple[Points, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class PairsWithin:
-    """Pairs of the points of all devices among themselves.
-
-    Like `PairsBetween` it has two methods. `logsumexp` returns the log-sum-exp of each row, and of
-    each column if columns are anchors. `weighted_sums` returns the gradients of the logits by each
-    side, summed with the weights of `weighted_pair_sums`. A point of the first side takes `places`
-    places of a pair.
-    """
-
-    options: PairOptions
-    exclude: Exclude = Exclude.SELF
-    places: ClassVar[int] = 2
-
-    def logsumexp(self, sides: Sides, scale: Scale) -> tuple[jax.Array, ...]:
-        return self._sum(pair_logsumexp, jax.nn.logsumexp, sides, scale)
-
-    def weighted_sums(self, sides: Sides, scale: Scale) -> Sides:
-        return self._sum(weighted_pair_sums, jnp.sum, sides, scale)
-
-    def _sum(self, pair_sums: Callable, combine: Callable, sides: Sides, scale: Scale) -> Any:
-        (points,) = sides
-
-        def remote_sums(remote: Points) -> tuple[Any, None]:
-            return pair_sums(points, remote, self.options, scale)[0], None
-
-        local, _ = pair_sums(points, None, self.options, scale, self.exclude)
-        return reduce_over_devices(remote_sums, points, (local, None), combine, self.options)[:1]
-
-
-@dataclasses.dataclass(frozen=True)
-class PairsBetween:
-    """Pairs of two sets of points, rows and columns."""
-
-    options: PairOptions
-    columns_are_anchors: bool = False
-    columns_are_replicated: bool = False  # the same on every device, not sharded
-    exclude: Exclude = Exclude.NONE
-    places: ClassVar[int] = 1
-
-    def logsumexp(self, sides: Sides, scale: Scale) -> tuple[jax.Array, ...]:
-        anchors = 1 + int(self.columns_are_anchors)
-        return self._sum(pair_logsumexp, jax.nn.logsumexp, sides, scale, anchors)[:anchors]
-
-    def weighted_sums(self, sides: Sides, scale: Scale) -> Sides:
-        return self._sum(weighted_pair_sums, jnp.sum, sides, scale, anchors=2)
-
-    def _sum(
-        self, pair_sums: Callable, combine: Callable, sides: Sides, scale: Scale, anchors: int
-    ) -> Any:
-        a, b = sides
-
-        def sums_with(columns: Points, exclude: int = 0) -> tuple[Any, Any]:
-            sums = pair_sums(a, columns, self.options, scale, exclude)
-            return sums if anchors == 2 else (sums[0], None)
-
-        local = sums_with(b, self.exclude)
-        if self.columns_are_replicated:
-            return local
-        return reduce_over_devices(sums_with, b, local, combine, self.options)
-
-
-PairSet = PairsWithin | PairsBetween
+from hypersphere_jax.losses._pairwise.precision import on_cpu
 
 
 def pair_logsumexp(
@@ -158,7 +85,7 @@ def weighted_pair_sums(
         rows, columns = _weighted_sums_of_products(centered_a, centered_b, options, exclude)
         return (
             _sums_of_differences(rows, centered_a, scale),
-            _sums_of_differences(columns, centered_b or centered_a, scale),
+            _sums_of_differences(columns, _columns(centered_a, centered_b), scale),
         )
 
     block = WeightedSums(Differences(scale))
@@ -188,12 +115,16 @@ def _reduce(
     return reduce_pairs(block, a, b, exclude, options.block_limit(same_points=b is None))
 
 
+def _columns(a: Points, b: Points | None) -> Points:
+    return a if b is None else b
+
+
 def _exceeds_range(a: Points, b: Points | None) -> jax.Array:
-    return any_of_batch(~within_range(a, b or a))
+    return any_of_batch(~within_range(a, _columns(a, b)))
 
 
 def _kernel_applies(a: Points, b: Points | None, options: PairOptions) -> bool:
     if jax.default_backend() != "gpu" or options.precision != "high":
         return False
     # Inside `shard_map` and `pmap`, blocks are used.
-    return options.axis_name is None and hopper.is_supported(a.x, (b or a).x)
+    return options.axis_name is None and hopper.is_supported(a.x, _columns(a, b).x)
