@@ -66,15 +66,11 @@ class MetricLogger:
             self._outputs.append(WandbRun(folder, config))
         self._outputs += [JsonLines(folder / "metrics.jsonl", records), EventFile(folder, start)]
 
-    def log(self, values: Record) -> Record:
-        """Log metrics of a new step, or of the last one if `values` has no step; return its record.
-
-        Then metrics.jsonl contains it.
-        """
+    def log(self, values: Record) -> None:
+        """Log metrics of a new step, or further ones of the last step if `values` has no step."""
         self.last = values if "step" in values else self.last | values
         for output in self._outputs:
             output.write(self.last, values)
-        return self.last
 
     def close(self, failed: bool = False) -> None:
         """Close the outputs; `failed` says whether an error ended the run."""

@@ -63,10 +63,14 @@ class RunRecord:
         return state
 
     @property
+    def last(self) -> Record:
+        """Newest record of the log."""
+        return self._logger.last
+
+    @property
     def lacks_scores(self) -> bool:
         """Whether the run resumes from a logged step without the scores of an evaluation."""
-        last = self._logger.last
-        return last.get("step") == self.start and not _is_evaluated(last)
+        return self.last.get("step") == self.start and not _is_evaluated(self.last)
 
     def check(self, step: int, metrics: dict[str, np.ndarray]) -> None:
         """Keep the metrics of a step to log; raise Diverged unless they are finite."""
@@ -76,24 +80,24 @@ class RunRecord:
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             raise self._diverged(f"loss {loss:g} and gradient norm {gradient:g} at step {step}")
 
-    def log(self, step: int, rates: dict[str, float]) -> Record:
+    def log(self, step: int, rates: dict[str, float]) -> None:
         """Log the newest metrics with the rates of the loop."""
         metrics = dict(self._metrics)
         learning_rate = metrics.pop("lr")
         epoch = round(step / self.setup.sampler.steps_per_epoch, 4)
         record = {"step": step, "epoch": epoch, "loss": metrics.pop("loss"), **metrics}
         record |= {"lr": learning_rate, **rates}
-        return self._logger.log(record)
+        self._logger.log(record)
 
-    def evaluate(self, step: int, encoder: Tree, evaluate: Evaluate) -> Record:
-        """Add an encoder's scores to the last record, and return it."""
+    def evaluate(self, step: int, encoder: Tree, evaluate: Evaluate) -> None:
+        """Add an encoder's scores to the last record."""
         self._check_finite(step, encoder)
         self.checkpointer.wait()
         try:
             scores = evaluate(encoder["params"], encoder["stats"], self.setup.config)
         except FloatingPointError as error:
             raise self._diverged(f"{error} at step {step}") from error
-        return self._logger.log(scores)
+        self._logger.log(scores)
 
     def save(self, step: int, tree: Tree) -> None:
         """Save a state; raise Diverged unless it is finite."""
@@ -169,8 +173,9 @@ class Recorder:
         total = self.setup.total_steps
         if len(self.runs) > 1:
             name += f" and {len(self.runs) - 1} more"
-        self._progress = Progress(f"{name}: step", total, self.start)
-        with contextlib.closing(self._progress) as progress:
+        progress = Progress(f"{name}: step", total, self.start)
+        self._progress = progress
+        with contextlib.closing(progress):
             if self.start == total:
                 progress.print(f"{name}: finished at step {total} (to continue, raise epochs)")
             else:
@@ -198,7 +203,8 @@ class Recorder:
     def evaluate(self, step: int, state: TrainState, evaluate: Evaluate) -> None:
         """Evaluate the encoder, and add its scores to the record of this step, the last one."""
         tree = distributed.unreplicate({"params": state.params, "stats": state.stats})
-        self._show(self._each(lambda run, part: run.evaluate(step, part, evaluate), tree))
+        self._each(lambda run, part: run.evaluate(step, part, evaluate), tree)
+        self._show()
         self.meter.reset()  # exclude the evaluation from images/s
 
     def is_due(self, step: int) -> bool:
@@ -260,11 +266,13 @@ class Recorder:
     def _log(self, step: int) -> None:
         self._read()
         rates = self.meter.read()
-        self._show(self._each(lambda run, _: run.log(step, rates)))
+        self._each(lambda run, _: run.log(step, rates))
+        self._show()
 
-    def _show(self, records: Sequence[Record]) -> None:
+    def _show(self) -> None:
+        """Show the newest record of the first run."""
         if self._progress is not None:
-            record = records[0]
+            record = self._each(lambda run, _: run.last)[0]
             is_last = record["step"] == self.setup.total_steps
             important = is_last or _is_evaluated(record)
             self._progress.update(int(record["step"]), describe(record), important)
