@@ -33,23 +33,10 @@ def grayscale(image):
 
 
 def _blend(image, base, factor):
+    """Blend with a base, a number or planes; a factor of 1 changes nothing."""
     # `factor * image + (1 - factor) * base` makes a jitter five times slower on CPU.
-    return jnp.clip(base + factor * (image - base), 0.0, 1.0)
-
-
-def adjust_brightness(image, factor):
-    """Blend with black; a factor of 1 changes nothing."""
-    return pixels(_blend(planes(image), 0.0, factor))
-
-
-def adjust_contrast(image, factor):
-    """Blend with the mean of the grayscale image."""
-    return pixels(_blend(planes(image), jnp.mean(grayscale(image)), factor))
-
-
-def adjust_saturation(image, factor):
-    """Blend each pixel with its gray value."""
-    return pixels(_blend(planes(image), planes(grayscale(image)), factor))
+    image = planes(image)
+    return pixels(jnp.clip(base + factor * (image - base), 0.0, 1.0))
 
 
 def adjust_hue(image, shift):
@@ -80,17 +67,17 @@ def adjust_hue(image, shift):
 def color_jitter(key, image, *, size, brightness, contrast, saturation, hue, p=1.0):
     """Adjust brightness, contrast, saturation and hue in random order with probability p.
 
-    Strength b of the first three draws a factor from [max(0, 1 - b), 1 + b]; the hue shifts by up
-    to +-hue, a fraction of a full turn.
+    Images are blended with black, with their mean gray value and with their gray values. Strength b
+    draws the factor from [max(0, 1 - b), 1 + b]. The hue shifts by up to +-hue, in full turns.
     """
     numbers = units(key, 9)
     spread = jnp.array([brightness, contrast, saturation], jnp.float32)
     factors = between(numbers[:3], jnp.maximum(0.0, 1.0 - spread), 1.0 + spread)
     shift = between(numbers[3], -hue, hue)
     adjustments = (
-        lambda image: adjust_brightness(image, factors[0]),
-        lambda image: adjust_contrast(image, factors[1]),
-        lambda image: adjust_saturation(image, factors[2]),
+        lambda image: _blend(image, 0.0, factors[0]),
+        lambda image: _blend(image, jnp.mean(grayscale(image)), factors[1]),
+        lambda image: _blend(image, planes(grayscale(image)), factors[2]),
         lambda image: adjust_hue(image, shift),
     )
     order = jnp.argsort(numbers[4:8])

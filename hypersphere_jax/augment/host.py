@@ -12,7 +12,7 @@ import numpy as np
 
 from hypersphere_jax.augment import operations
 from hypersphere_jax.augment.operations import RATIO, SCALE, center, resized_shape
-from hypersphere_jax.augment.recipes import RANDOM_CROPS, RECIPES, Recipe, Steps, find
+from hypersphere_jax.augment.recipes import RECIPES, Recipe, Steps, find
 
 Range = tuple[float, float]
 
@@ -42,28 +42,30 @@ def host_crops(
     train: Any = () if callable(found.train) else found.train
     evaluate: Any = () if callable(found.evaluate) else found.evaluate
     evaluate = evaluate or RECIPES["none"].evaluate  # a custom function follows a center crop
-    random_crop_name = next((name for name in RANDOM_CROPS if name in dict(train)), None)
-    if random_crop_name is not None:
-        _check_movable(train, random_crop_name)
-    _check_movable(evaluate, "center_crop")
     if "center_crop" not in dict(evaluate):
         raise ValueError(f"a recipe for the host needs a center_crop for evaluation: {evaluate}")
+    _check_movable(evaluate, "center_crop")
     factor = dict(evaluate).get("resize", {}).get("factor", 1.0)
     evaluate_crop = partial(middle_crop, size=size, factor=factor)
-    if random_crop_name is None:
-        return partial(middle_crop_for_training, size=size, factor=factor), evaluate_crop
-    law = {"scale": SCALE, "ratio": RATIO} | dict(train)[random_crop_name]
     crops = {"inception_crop": inception_crop, "random_resized_crop": random_crop}
-    return partial(crops[random_crop_name], size=size, **law), evaluate_crop
+    for name, crop in crops.items():
+        if name in dict(train):
+            _check_movable(train, name)
+            law = {"scale": SCALE, "ratio": RATIO} | dict(train)[name]
+            return partial(crop, size=size, **law), evaluate_crop
+    return partial(_without_rng, evaluate_crop), evaluate_crop
+
+
+def _without_rng(crop: Callable, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+    return crop(image)
 
 
 def _check_movable(steps: Steps, crop: str) -> None:
     """Raise ValueError for operations before a crop that do not commute with it."""
     names = [name for name, _ in steps]
-    if crop in names:
-        before = set(names[: names.index(crop)]) - {"rgb", "resize"}
-        if before:
-            raise ValueError(f"{crop} cannot move to the host: {', '.join(before)} comes before it")
+    before = set(names[: names.index(crop)]) - {"rgb", "resize"}
+    if before:
+        raise ValueError(f"{crop} cannot move to the host: {', '.join(before)} comes before it")
 
 
 def random_crop(
@@ -98,13 +100,6 @@ def middle_crop(image: np.ndarray, *, size: int, factor: float) -> np.ndarray:
     image = _resize(image, *resized_shape(*image.shape[:2], size, factor))
     top, left = center(*image.shape[:2], size)
     return image[top : top + size, left : left + size]
-
-
-def middle_crop_for_training(
-    rng: np.random.Generator, image: np.ndarray, *, size: int, factor: float
-) -> np.ndarray:
-    """Apply `middle_crop`, without any randomness."""
-    return middle_crop(image, size=size, factor=factor)
 
 
 def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:

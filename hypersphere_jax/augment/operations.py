@@ -140,18 +140,7 @@ def distorted_box(numbers, height, width, scale, ratio, xp=jnp):
     heights of the smallest area in `scale` and of the largest that has room. The result is the
     first box that fits and covers `MIN_COVERED` of the image (`min_object_covered`, which SimCLR
     sets besides the areas), otherwise the whole image. As in TensorFlow, the last possible row and
-    column are never drawn.
-
-    Args:
-      numbers: uniform in [0, 1), `[2 * ATTEMPTS + 2]`.
-      height: height of the image.
-      width: width of the image.
-      scale: range of areas, fractions of the image.
-      ratio: range of width / height.
-      xp: library, NumPy on the host.
-
-    Returns:
-      (top, left, height, width) in pixels, int32 scalars.
+    column are never drawn. `numbers` are `[2 * ATTEMPTS + 2]`; the rest is as in `crop_box`.
     """
     aspect = between(numbers[:ATTEMPTS], *ratio)
     least = scale[0] * height * width
@@ -245,19 +234,23 @@ def _covered(unit, extent, length):
     return (position >= start) & (position < start + length)
 
 
-def affine(image, size, degrees, scale, shift):
-    """Rotate clockwise, scale and shift (down, right: fractions of the side) [h, w, c].
+def random_affine(key, image, *, size, degrees, scale, shift):
+    """Rotate by up to +-degrees, scale within the range, and shift by up to +-shift of the side.
 
     The frame is the unit square with a fixed center, the result is [size, size, c]. Bilinear with
     zeros around the image, as in torchvision; not antialiased.
     """
+    numbers = units(key, 4)
+    angle = jnp.deg2rad(between(numbers[0], -degrees, degrees))
+    factor = between(numbers[1], *scale)
+    down, right = between(numbers[2:], -shift, shift)
     height, width, _ = image.shape
     grid = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size - 0.5
     y, x = jnp.meshgrid(grid, grid, indexing="ij")
-    y = (y - shift[0]) / scale
-    x = (x - shift[1]) / scale
-    sin = jnp.sin(jnp.deg2rad(degrees))
-    cos = jnp.cos(jnp.deg2rad(degrees))
+    y = (y - down) / factor
+    x = (x - right) / factor
+    sin = jnp.sin(angle)
+    cos = jnp.cos(angle)
     from_y = (cos * y - sin * x + 0.5) * height
     from_x = (sin * y + cos * x + 0.5) * width
 
@@ -266,11 +259,3 @@ def affine(image, size, degrees, scale, shift):
         return map_coordinates(plane, (from_y - 0.5, from_x - 0.5), order=1, mode="constant")
 
     return jax.vmap(sample, in_axes=-1, out_axes=-1)(image)
-
-
-def random_affine(key, image, *, size, degrees, scale, shift):
-    """Apply `affine` with angle in +-degrees, scale in the range, each shift in +-shift."""
-    numbers = units(key, 4)
-    angle = between(numbers[0], -degrees, degrees)
-    factor = between(numbers[1], *scale)
-    return affine(image, size, angle, factor, between(numbers[2:], -shift, shift))

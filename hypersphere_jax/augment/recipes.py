@@ -154,18 +154,13 @@ def crop_flip(recipe: Recipe) -> Recipe:
 
 
 def for_gray(recipe: Recipe) -> Recipe:
-    """Return the recipe for gray images: no color operations, and the luma of constants.
-
-    Custom functions are kept.
-    """
-    train = recipe.train if callable(recipe.train) else _gray_steps(recipe.train)
-    evaluate = recipe.evaluate
-    if not callable(evaluate):
-        evaluate = _gray_steps(evaluate)
-    return Recipe(train, evaluate)
+    """Return the recipe for gray images: no color operations, and the luma of constants."""
+    return Recipe(*map(_gray_steps, recipe))
 
 
-def _gray_steps(steps: Steps) -> Steps:
+def _gray_steps(steps: Steps | Callable) -> Steps | Callable:
+    if callable(steps):
+        return steps
     return tuple(
         (operation, {name: _luma(name, value) for name, value in params.items()})
         for operation, params in steps

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from hypersphere_jax.augment import color, operations
 from hypersphere_jax.augment.recipes import RANDOM_CROPS, Recipe, Steps, find
@@ -33,25 +32,20 @@ OPERATIONS: dict[str, Callable] = {
 
 
 def make_augment(
-    recipe: str | Recipe,
-    size: int,
-    dtype: DTypeLike = jnp.float32,
-    cropped: bool = False,
-    extra_channels: int = 0,
+    recipe: str | Recipe, size: int, *, cropped: bool = False, extra_channels: int = 0
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return the random function from an image to a training view.
 
     Args:
       recipe: a name in `RECIPES`, or a `Recipe`.
       size: side of the view, pixels.
-      dtype: type of the view; everything is computed in float32 and rounded at the end.
       cropped: the images are [size, size, c] from the training crop of `host_crops`, so the
         recipe's crop is left out. The other operations draw the same numbers either way.
       extra_channels: number of last channels that contain one value at all pixels (the bits of
         `data.channels.with_bits`). Views contain them unchanged, from 0 to 1.
 
     Returns:
-      (key, image uint8 [h, w, c]) -> dtype [size, size, c'], for one image: use `jax.vmap`.
+      (key, image uint8 [h, w, c]) -> float32 [size, size, c'], for one image: use `jax.vmap`.
 
     >>> augment = make_augment("digits", 16)
     >>> augment(jax.random.key(0), jnp.zeros((8, 8, 1), jnp.uint8)).shape
@@ -59,32 +53,26 @@ def make_augment(
     """
     train = find(recipe).train
     if callable(train):
-        return _custom(train, "augment=", "(key, image)", size, dtype)
-    return _chain(train, "augment=", size, dtype, cropped, extra_channels)
+        return _custom(train, "augment=", "(key, image)", size)
+    return _chain(train, "augment=", size, cropped, extra_channels)
 
 
 def make_evaluate(
-    recipe: str | Recipe,
-    size: int,
-    dtype: DTypeLike = jnp.float32,
-    cropped: bool = False,
-    extra_channels: int = 0,
+    recipe: str | Recipe, size: int, *, cropped: bool = False, extra_channels: int = 0
 ) -> Callable[[jax.Array], jax.Array]:
     """Return the deterministic function from an image to the input of an evaluation.
 
     See `make_augment` for the arguments; cropped images are from the evaluation crop. The function
-    has no key: image uint8 [h, w, c] -> dtype [size, size, c'].
+    has no key: image uint8 [h, w, c] -> float32 [size, size, c'].
     """
     evaluate = find(recipe).evaluate
     if callable(evaluate):
-        return _custom(evaluate, "preprocess=", "(image)", size, dtype)
-    apply = _chain(evaluate, "preprocess=", size, dtype, cropped, extra_channels)
+        return _custom(evaluate, "preprocess=", "(image)", size)
+    apply = _chain(evaluate, "preprocess=", size, cropped, extra_channels)
     return lambda image: apply(jax.random.key(0), image)
 
 
-def _chain(
-    steps: Steps, option: str, size: int, dtype: DTypeLike, cropped: bool, extra_channels: int
-) -> Callable:
+def _chain(steps: Steps, option: str, size: int, cropped: bool, extra_channels: int) -> Callable:
     """Return one function (key, uint8 image) -> image that applies the steps in order."""
     _check_steps(steps, option, size)
     if cropped:
@@ -105,7 +93,7 @@ def _chain(
         if extra_channels:
             extra = jnp.broadcast_to(extra[:1, :1], (size, size, extra_channels))
             image = jnp.concatenate([image, extra], axis=-1)
-        return image.astype(dtype)
+        return image.astype(jnp.float32)
 
     return apply
 
@@ -124,7 +112,7 @@ def _check_steps(steps: Steps, option: str, size: int) -> None:
         check_call(function, name, form, None, None, size=size, **params)
 
 
-def _custom(function: Callable, option: str, form: str, size: int, dtype: DTypeLike) -> Callable:
+def _custom(function: Callable, option: str, form: str, size: int) -> Callable:
     """Return a custom function with checks of its result; integers are divided by 255.
 
     Raises:
@@ -143,7 +131,7 @@ def _custom(function: Callable, option: str, form: str, size: int, dtype: DTypeL
         )
         if jnp.issubdtype(view.dtype, jnp.integer):
             view = view.astype(jnp.float32) / 255.0
-        return view.astype(dtype)
+        return view.astype(jnp.float32)
 
     return apply
 
