@@ -249,7 +249,8 @@ def features(arguments: list[str]) -> None:
     shapes = [f"{split} {list(shape)}".strip() for split, shape in written.shapes.items()]
     print(f"layer {config.layer}: {', '.join(shapes)} float32")
     print(f"written: {', '.join(map(str, written.files))}")
-    if {"train", "test"} <= written.shapes.keys() and written.is_labelled:
+    is_for_probe = "test" in written.shapes and config.out.suffix.lower() == ".npz"
+    if is_for_probe and written.is_labelled:
         print(f"evaluate: {program()} probe {shlex.quote(str(config.out))}")
 
 

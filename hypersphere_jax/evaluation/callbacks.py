@@ -42,13 +42,13 @@ class EvaluatorInputs(NamedTuple):
     labels: np.ndarray  # [n]
     bank: int  # the first rows, which are searched and fitted; the others are classified
     num_classes: int
+    config: EvaluateConfig
+    objective: ObjectiveConfig
 
 
-def _evaluate(
-    name: str, inputs: EvaluatorInputs, config: EvaluateConfig, objective: ObjectiveConfig
-) -> dict[str, float]:
+def _evaluate(name: str, inputs: EvaluatorInputs) -> dict[str, float]:
     """Return the values of an evaluator, accuracies in percent."""
-    features, pairs, labels, bank, num_classes = inputs
+    features, pairs, labels, bank, num_classes, config, objective = inputs
     if name == "align_uniform":
         align = _align(*pairs, objective.align_alpha)
         uniform = _uniform(features["output"], objective.uniform_t)
@@ -114,10 +114,11 @@ def evaluation_callback(
         for x in (*features.values(), *views):
             if not np.isfinite(x).all():
                 raise FloatingPointError("features that are not finite")
-        inputs = EvaluatorInputs(features, views, labels, readable_bank, len(dataset.class_names))
+        options = (readable_bank, len(dataset.class_names), config, objective)
+        inputs = EvaluatorInputs(features, views, labels, *options)
         values: dict[str, float] = {}
         for name in config.evaluators:
-            values |= _evaluate(name, inputs, config, objective)
+            values |= _evaluate(name, inputs)
         if distributed.is_first():
             _warn_if_collapsed(values, len(labels), config.dim, objective)
         return {f"eval/{name}": round(value, 6) for name, value in values.items()}

@@ -15,7 +15,6 @@ from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS, check_grid, fit_
 from hypersphere_jax.training import distributed
 
 L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-VALID_FRACTION = 0.2  # held-out share of each class without folds
 # Allowed excess over the minimal cross-entropy during the choice on large problems. Validation
 # accuracies of 20,000 x 2,048 features moved by at most 0.03 points, in half of the steps.
 EXCESS = 1e-6
@@ -32,6 +31,7 @@ def linear_probe(
     protocol: str = "lbfgs",
     seed: int = 0,
     folds: int | None = None,
+    valid_fraction: float = 0.2,
     grid: Sequence[Any] | None = None,
     standardize: bool = False,
     ignore_label: int | None = None,
@@ -65,8 +65,8 @@ def linear_probe(
         that occur in either split.
       protocol: "lbfgs", or a key of `sgd.MINIBATCH_PROTOCOLS`.
       seed: seed of held-out rows, minibatches and the bootstrap.
-      folds: number of stratified folds of the training split. Defaults to one held-out part, which
-        is a fifth of each class.
+      folds: number of stratified folds of the training split. Defaults to one held-out part.
+      valid_fraction: held-out share of each class without folds.
       grid: values of l2 > 0 for "lbfgs", pairs (learning rate, weight decay) for the others.
         Defaults to `L2S` or the protocol's grid. A single cell holds out rows only for `folds`.
       standardize: option of "lbfgs".
@@ -93,7 +93,7 @@ def linear_probe(
     if folds is not None:
         part = scores.validation_folds(y, folds, seed)
     elif rounds:
-        part = scores.held_out_part(y, VALID_FRACTION, seed)
+        part = scores.held_out_part(y, valid_fraction, seed)
     options = {"num_classes": len(classes), "devices": devices}
     choice = (splits.train_x, y, part, rounds, cells)
     if protocol == "lbfgs":
@@ -120,7 +120,7 @@ def linear_probe(
         "valid_top1": rows[best]["valid_top1"],
         "grid": rows,
         "folds": folds,
-        "valid_fraction": VALID_FRACTION if rounds and folds is None else None,
+        "valid_fraction": valid_fraction if rounds and folds is None else None,
         "seed": seed,
         **report,
     }

@@ -54,8 +54,8 @@ class FeatureScaling(NamedTuple):
 
     def apply(self, x: Any) -> jax.Array:
         """Return standardized rows of any real dtype, float32 `[n, d]`."""
-        scale = np.broadcast_to(np.float32(self.scale), (1, len(self.centre)))
-        return (jnp.asarray(x, jnp.float32) - self.centre[None]) / scale
+        scale = np.broadcast_to(np.float32(self.scale), self.centre.shape)
+        return _standardize(jnp.asarray(x, jnp.float32), self.centre, scale)
 
 
 class CurvatureModel(NamedTuple):
@@ -274,6 +274,11 @@ def _fit_scaling(x: Any, standardize: bool) -> FeatureScaling:
     if standardize:
         scale = np.sqrt(d * np.where(variances > 0, variances, 1 / d))
     return FeatureScaling(np.float32(centre), scale)
+
+
+@jax.jit
+def _standardize(x: jax.Array, centre: jax.Array, scale: jax.Array) -> jax.Array:
+    return (x - centre[None]) / scale[None]
 
 
 @jax.jit

@@ -108,6 +108,23 @@ def test_cache_depends_on_everything_that_shapes_features(encoder, monkeypatch):
     assert computes()
 
 
+def test_damaged_cache_is_computed_again(encoder):
+    source = some_digits()
+    expected = {
+        layer: np.array(split_features(encoder, source, [layer], ONE).features[layer].x)
+        for layer in ("output", "conv2")
+    }
+    conv, output = sorted((encoder.folder / "features").iterdir())
+    whole = output.read_bytes()
+    for damaged in (whole[:-3], whole[:20], conv.read_bytes()):  # the last one is of another layer
+        output.unlink()
+        output.write_bytes(damaged)
+        again = split_features(encoder, source, ["output"], ONE)
+        assert again.computed == ["output"]
+        np.testing.assert_array_equal(again.features["output"].x, expected["output"])
+        assert not split_features(encoder, source, ["output"], ONE).computed
+
+
 def test_random_views_have_crops_and_flips_but_no_colours(encoder, rng):
     """A view of an image of one colour has that colour; halves may change sides."""
     colours = rng.integers(0, 256, (20, 3), dtype=np.uint8)
