@@ -11,9 +11,17 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data, models
-from hypersphere_jax.configs import DataConfig, ModelConfig, PretrainConfig, UserError
-from hypersphere_jax.configs.base import check_output, require, section
-from hypersphere_jax.configs.pretrained import ExportConfig, ImportConfig
+from hypersphere_jax.configs import (
+    DataConfig,
+    ExportConfig,
+    ImportConfig,
+    ModelConfig,
+    PretrainConfig,
+    UserError,
+    require,
+    section,
+)
+from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.models.state_dicts import StateDict, infer_model, select_encoder, without_head
 from hypersphere_jax.models.torch_names import from_torch, has_torch_names, shortened, to_torch
 from hypersphere_jax.models.weight_files import read_state, to_safetensors
@@ -58,7 +66,8 @@ def read_encoder(
         if not head:
             state, head_names = without_head(state)
             ignored = ignored + head_names
-        return EncoderWeights(file, state, infer_model(state, image_size), ignored)
+        model = infer_model(state, image_size)
+    return EncoderWeights(file, state, model, ignored)
 
 
 def default_recipe(model: ModelConfig) -> str:
@@ -113,7 +122,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         contains a run.
     """
     folder = Path(config.runs_dir, config.name)
-    has_run = (folder / "config.json").exists() or bool(checkpoints.steps(folder / "checkpoints"))
+    has_run = bool(checkpoints.steps(folder / "checkpoints"))
     require(not has_run, f"{folder} contains a run; choose another name=")
     keep_head = config.head == "file"
     weights = read_encoder(config.file, config.prefix, head=keep_head, image_size=config.image_size)
@@ -129,13 +138,14 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         "head": config.head,
         "ignored": weights.ignored,
     }
+    devices = distributed.local_devices()
+    digest = dataset.digest()
     with run_dir.lock(folder):
+        _remove_unfinished_import(folder)
+        run_dir.check_resume(run, len(devices), digest)
+        run_dir.add_session(run, devices, digest, command, dataset, {"imported": origin})
         with contextlib.closing(checkpoints.Checkpointer(folder / "checkpoints")) as checkpointer:
             checkpointer.save(0, checkpoints.STEP | {"params": params, "stats": stats})
-        # After the checkpoint, so that an interrupted import can be repeated.
-        details = {"imported": origin}
-        devices = distributed.local_devices()
-        run_dir.add_session(run, devices, dataset.digest(), command, dataset, details)
     return folder
 
 
@@ -145,10 +155,13 @@ def _run_config(config: ImportConfig, model: ModelConfig, dataset: data.Dataset)
     if config.has_random_head:
         head = {name: getattr(config, name) for name in ("head", "dim", "head_hidden", "init")}
         model = model.replace(**head)
-    options = vars(section(config, DataConfig)) | vars(model)
-    options |= {name: getattr(config, name) for name in ("name", "runs_dir", "seed")}
-    options["recipe"] = config.recipe or default_recipe(model)
-    run = PretrainConfig(**options)
+    run = PretrainConfig(
+        name=config.name,
+        runs_dir=config.runs_dir,
+        seed=config.seed,
+        **vars(section(config, DataConfig)) | {"recipe": config.recipe or default_recipe(model)},
+        **vars(model),
+    )
     # `resolve` takes the number of classes from the dataset, but the classifier is the file's.
     return resolve.resolve(run, dataset).replace(num_classes=model.num_classes)
 
@@ -192,3 +205,14 @@ def _with_random_head(weights: EncoderWeights, model: ModelConfig, seed: int) ->
     head = {name: random_state[name] for name in head_names}
     logger.warning("the head is random: probe layers=%s", models.before_head(model.model))
     return weights._replace(state=weights.state | head)
+
+
+def _remove_unfinished_import(folder: Path) -> None:
+    """Remove the record of an import that was interrupted before it saved its checkpoint."""
+    record = folder / "config.json"
+    has_checkpoint = bool(checkpoints.steps(folder / "checkpoints"))
+    other_files = {path.name for path in folder.glob("[!.]*")} - {record.name, "checkpoints"}
+    if has_checkpoint or other_files or not record.is_file():
+        return
+    if "imported" in run_dir.read_record(folder)["sessions"][0]:
+        record.unlink()

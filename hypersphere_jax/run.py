@@ -73,7 +73,7 @@ def train(
 
     Custom parts can be combined. The run's `config.json` records their names, and resuming needs
     them again. Compiled programs are cached in the config's `cache_dir`, unless
-    `jax_compilation_cache_dir` is set.
+    `jax_compilation_cache_dir` is set; afterwards JAX's settings are restored.
 
     Args:
       config: Config of the run. Defaults to `PretrainConfig()`, on the embedded digits.
@@ -96,17 +96,23 @@ def train(
         `(view1, view2, labels, key) -> scalar` of dicts of all layers; with a queue
         `(query, key, queue) -> scalar`. With an argument `axis_name` it receives the features of
         one device and must return the loss of all; otherwise it receives all devices' features.
-      overwrite: Start again, and remove the run of this name once all arguments are checked.
+      overwrite: Start again, and remove the run of this name once all arguments are checked. Call
+        without it to resume.
+
+    Returns:
+      The run.
 
     Raises:
       UserError: for an invalid argument; the message says what to do.
       Diverged: for a loss, gradient or parameter that is not finite.
       Stopped: a `KeyboardInterrupt`, after Ctrl-C, SIGTERM or SIGHUP during the steps: the current
-        step is saved, and the same call resumes.
+        step is saved, and the same call resumes. Before the first step Ctrl-C raises an ordinary
+        `KeyboardInterrupt`.
     """
     config = PretrainConfig() if config is None else config
     is_config = isinstance(config, PretrainConfig)
     require(is_config, f"config is a {type(config).__name__}: give a PretrainConfig(epochs=10, …)")
+    require(isinstance(overwrite, bool), f"overwrite={overwrite!r}: must be True or False")
     _check_custom(network, augment, preprocess, loss)
     if isinstance(augment, Recipe):
         preprocess = preprocess or augment.evaluate

@@ -85,9 +85,11 @@ def test_unsupported_networks_are_refused(tmp_path, rng):
     state = random_state(RESNET, rng)
     file = tmp_path / "a.npz"
     for entries in (
+        without(state, "conv1") | {"conv1.0.weight": state["conv1.weight"]},
         without(state, "layer3.1."),
         state | {"conv1.weight": np.zeros((8, 3, 5, 5))},
         state | {"layer1.0.se.fc1.weight": np.zeros(3)},
+        without(state, "fc") | {"fc.1.weight": np.zeros((2, 3))},
     ):
         np.savez(file, **entries)
         with pytest.raises(hj.UserError, match=f"{file}"):

@@ -9,7 +9,6 @@ import pytest
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data import image_files
-from hypersphere_jax.data.source import UnreadableImage
 from hypersphere_jax.evaluation.measure_runs import load_features
 from hypersphere_jax.evaluation.probe_runs import read_splits
 from hypersphere_jax.reporting import run_page
@@ -111,15 +110,13 @@ def test_pickles_in_arrays_are_not_executed(save, tmp_path, monkeypatch):
 
 def test_pipes_are_refused(tmp_path):
     """Reading would wait for a pipe that nobody writes to."""
-    names = ("a.npy", "a.npz", "a.mat", "a.zip", "zips/train.zip")
-    for name in (*names, "photos/train/cat/1.png", "a.pos", "a.txt", "b/train_x.npy"):
+    names = ("a.npy", "a.npz", "a.mat", "a.zip", "photos/train/cat/1.png", "zips/train.zip")
+    for name in (*names, "a.pos", "a.txt", "b/train_x.npy"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(tmp_path / name)
     for name in names:
         with pytest.raises(C.UserError, match=name.split("/")[0]):
             data.load(C.DataConfig(str(tmp_path / name.split("/")[0])))
-    with pytest.raises(UnreadableImage, match="photos"):
-        data.load(C.DataConfig(str(tmp_path / "photos"))).train[0]
     for read, name in (
         (read_splits, "b"),
         (load_features, "a.npy"),

@@ -4,9 +4,10 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from hypersphere_jax.configs import require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.pipeline import end_with_parent
 
 GPU_MEMORY = 0.75  # share of a GPU's memory that all processes may take
@@ -21,7 +22,7 @@ def map_processes(
     Several jobs are processes with separate cores; function and items are pickled.
 
     Raises:
-      UserError: for more jobs than cores.
+      UserError: for more jobs than cores, or when a process dies.
     """
     if jobs == 1:
         for item in items:
@@ -43,6 +44,9 @@ def map_processes(
             for future in as_completed(futures):
                 future.result()
                 yield futures[future]
+        except BrokenProcessPool as error:
+            message = "a process died, perhaps for lack of memory: try fewer --jobs"
+            raise UserError(f"{message}. Finished runs are kept.") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

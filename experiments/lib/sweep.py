@@ -157,7 +157,7 @@ def sweep(runs: Sequence[Run], options: SweepOptions, command: str) -> None:
     starts = {run.config.init_from for run in runs}
     first = [run for run in runs if str(run.folder) in starts]
     for wave in (first, runs):
-        failed = {str(run.folder) for run in first if run.failure_file.exists()}
+        failed = {str(run.folder) for run in first if is_untrained(run)}
         for run in unfinished(wave, options.only):
             if run.config.init_from in failed:
                 fail(run, f"{run.config.init_from}, the run it starts from, failed")
@@ -202,8 +202,10 @@ def carry_out(run: Run, command: str = "") -> None:
     """Train and evaluate a run, and write its rows or the reason of its failure."""
     xla.keep_compiled(run.config.cache_dir)
     began = time.monotonic()
+    is_trained = False
     try:
         folder = train(run.config, command)
+        is_trained = True
         seconds = {"seconds_training": round(time.monotonic() - began, 1)}
         rows = evaluate(folder, run.evaluation)
     except Diverged as error:
@@ -212,13 +214,19 @@ def carry_out(run: Run, command: str = "") -> None:
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not memory.is_used_up(error):
             raise
-        fail(run, memory.described(error)[:200])
+        fail(run, memory.described(error)[:200], is_trained)
         return
     write_predictions(run.rows_file.with_suffix(".npz"), rows)
     plain = [{name: row[name] for name in row if name != PREDICTIONS} for row in rows]
     write_json(run.rows_file, {"rows": [row | seconds for row in plain]})
 
 
-def fail(run: Run, reason: str) -> None:
-    """Record that a run failed."""
-    write_json(run.failure_file, {"reason": reason})
+def fail(run: Run, reason: str, is_trained: bool = False) -> None:
+    """Record that a run failed, perhaps in its evaluation, after it was trained."""
+    write_json(run.failure_file, {"reason": reason, "is_trained": is_trained})
+
+
+def is_untrained(run: Run) -> bool:
+    """Return whether the training of a run failed."""
+    failure = read_kept(run.failure_file, ("reason",))
+    return failure is not None and not failure.get("is_trained", False)

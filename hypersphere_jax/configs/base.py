@@ -9,6 +9,7 @@ import math
 import operator
 import os
 import re
+import shlex
 import sys
 import types
 import typing
@@ -275,5 +276,9 @@ def _plain(name: str) -> str:
 
 def program() -> str:
     """Return how the command line was called, such as `python run.py` or `hypersphere-jax`."""
-    names = {"__main__.py": "python -m hypersphere_jax", "hypersphere-jax": "hypersphere-jax"}
-    return names.get(Path(sys.argv[0]).name, "python run.py")
+    called = Path(sys.argv[0])
+    if called.name == "hypersphere-jax":
+        return called.name
+    if called.name == "__main__.py" and called.parent.name == "hypersphere_jax":
+        return "python -m hypersphere_jax"
+    return f"python {shlex.quote(sys.argv[0])}" if called.name == "run.py" else "python run.py"

@@ -98,7 +98,7 @@ class ModelConfig(Config):
             require(fits, f"patch_size={self.patch_size}: must divide image_size={self.image_size}")
         network = NETWORK_OF_INIT.get(self.init, "")
         is_allowed = self.model.startswith(network)
-        require(is_allowed, f"init={self.init} is for model={network}, not {self.model}")
+        require(is_allowed, f"init={self.init} is for model={network}: use torch or he")
         if self.head in ("linear", "none"):
             refuse(self, ["head_hidden"], "needs a head= with hidden layers")
         if not self.reads_text:

@@ -70,14 +70,20 @@ class OptimizerConfig(Config):
             "nesterov= needs optimizer=sgd or lars, and momentum= above 0",
         )
         if self.optimizer != "lars":
-            refuse(self, ["lars_trust"], "needs optimizer=lars")
+            refuse(self, ["lars_trust"], "needs optimizer=lars: leave it out")
         if not self.optimizer.startswith("adam"):
-            refuse(self, ["adam_betas", "adam_eps"], "needs optimizer=adam or adamw")
+            refuse(
+                self,
+                ["adam_betas", "adam_eps"],
+                "needs optimizer=adam or adamw: leave it at its default",
+            )
         if self.schedule != "step" and self.decay_at:
-            refuse(self, ["decay_at", "decay_factor"], "needs schedule=step")
+            refuse(self, ["decay_at"], "needs schedule=step: give decay_at= no values")
+            refuse(self, ["decay_factor"], "needs schedule=step: leave it out")
         first_decay = min(self.decay_at, default=1) * self.epochs
         is_warm = self.schedule != "step" or self.warmup_epochs <= first_decay
-        require(is_warm, f"warmup_epochs={self.warmup_epochs:g} ends after the first decay_at=")
+        warmup = f"warmup_epochs={self.warmup_epochs:g} ends after the first decay_at="
+        require(is_warm, f"{warmup}: shorten it, or change decay_at=")
 
     @property
     def microbatches(self) -> int:

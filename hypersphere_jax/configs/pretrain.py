@@ -62,7 +62,8 @@ class PretrainConfig(
         has_labels = not (self.queue_size and self.supervised_weight)
         require(has_labels, "queue_size= has no labels for supervised_weight=: leave one out")
         is_weighted = self.loss == "weighted" or not (self.queue_size or self.reads_text)
-        require(is_weighted, f"loss={self.loss} excludes queue_size= and model=sentence_gru")
+        excluded = "queue_size= and model=sentence_gru"
+        require(is_weighted, f"loss={self.loss} excludes {excluded}: use loss=weighted with them")
         if self.microbatch_size is not None:
             is_plain = not (self.queue_size or self.reads_text or self.batch_norm == "split")
             excluded = "queue_size=, model=sentence_gru and batch_norm=split"

@@ -1,6 +1,5 @@
 """Devices, processes, checkpoints and logs: options that do not change the numbers of a run."""
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,8 +66,10 @@ class RuntimeConfig(Config):
         is_whole = cluster.count(None) in (0, 3)
         require(is_whole, "coordinator=, num_processes=, process_index=: give all three, or none")
         if self.coordinator is not None:
-            is_address = re.fullmatch(r".+:\d+", self.coordinator) is not None
-            require(is_address, f"coordinator={self.coordinator}: must be HOST:PORT")
+            host, _, port = self.coordinator.rpartition(":")
+            is_address = host != "" and port.isdecimal() and 0 < int(port) < 2**16
+            example = "HOST:PORT, such as 10.0.0.1:7000"
+            require(is_address, f"coordinator={self.coordinator}: must be {example}")
             require(self.processes == "one", "processes=auto: leave coordinator= out")
             check_range(self, "process_index", at_least=0, below=self.num_processes)
 

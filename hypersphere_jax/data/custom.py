@@ -42,6 +42,8 @@ def as_source(data: Any, labels: Any = None, what: str = "data") -> Source:
         return Arrays(data, labels, (), what)
     _check_data_set(data, what)
     n = len(data)
+    if labels is not None:
+        as_labels(labels, n, what)  # fails before the images are read
     try:
         items = [_read(data, i, what) for i in range(min(n, FIRST))]
         is_large = n * max(image.nbytes for image, _ in items) > MAX_BYTES_IN_MEMORY
@@ -51,14 +53,23 @@ def as_source(data: Any, labels: Any = None, what: str = "data") -> Source:
         raise UserError(str(error)) from error
     images = same_channels([image for image, _ in items], what)
     if labels is None:
-        labels = _labels(data, items, what)
+        labels = [label for _, label in items]
+        if is_large:
+            labels = _labels_of_large(data, what)
     if is_large or len({image.shape for image in images}) > 1:
         return Items(data, labels, images[0].shape[-1], what)
     return Arrays(np.stack(images), labels, (), what)
 
 
 class Items:
-    """A source of items that are read one by one, with this number of channels; see `as_source`."""
+    """A source of items that are read one by one, see `as_source`.
+
+    Args:
+      data: a data set whose items are images, with or without labels.
+      labels: `[n]`, as in `inputs.as_labels`.
+      channels: number of channels of all images.
+      what: name of the data in messages.
+    """
 
     labels: np.ndarray
     class_names: tuple[str, ...]
@@ -105,16 +116,6 @@ def _check_data_set(data: Any, what: str) -> None:
     require(not keys, f"{what}: a {kind} of {', '.join(keys)}; pass one of them")
 
 
-def _labels(data: Any, items: list[tuple[np.ndarray, Any]], what: str) -> Any:
-    """Return the labels of all items, the first of which were read."""
-    if len(items) == len(data):
-        return [label for _, label in items]
-    targets = getattr(data, "targets", None)  # as in torchvision's data sets
-    if targets is not None and getattr(data, "target_transform", None) is None:
-        return targets
-    return [_item(data, i, what)[1] for i in range(len(data))]
-
-
 def _read(data: Any, i: int, what: str) -> tuple[np.ndarray, Any]:
     """Return image, uint8 `[h, w, c]`, and label of an item; UnreadableImage for no image."""
     image, label = _item(data, i, what)
@@ -125,8 +126,11 @@ def _read(data: Any, i: int, what: str) -> tuple[np.ndarray, Any]:
 
 
 def _item(data: Any, i: int, what: str) -> tuple[Any, Any]:
-    """Return image and label of an item without conversion."""
-    item = data[int(i)]
+    """Return image and label of an item without conversion; the label may be None."""
+    try:
+        item = data[int(i)]
+    except Exception as error:  # raised by custom code
+        raise UserError(f"item {i} of {what}: {type(error).__name__}: {error}") from error
     if isinstance(item, Mapping):
         images = [item[key] for key in IMAGE_KEYS if key in item]
         labels = [item[key] for key in LABEL_KEYS if key in item]
@@ -136,3 +140,13 @@ def _item(data: Any, i: int, what: str) -> tuple[Any, Any]:
         require(len(item) > 0, f"item {i} of {what} is empty; expected an image, (image, label)")
         return item[0], next(iter(item[1:]), None)
     return item, None
+
+
+def _labels_of_large(data: Any, what: str) -> Any:
+    """Return `targets`, as torchvision's data sets list their labels, or the label of each item."""
+    n = len(data)
+    targets = getattr(data, "targets", None)
+    is_list = hasattr(targets, "__len__") and len(targets) == n
+    if is_list and getattr(data, "target_transform", None) is None:
+        return targets
+    return [_item(data, i, what)[1] for i in range(n)]

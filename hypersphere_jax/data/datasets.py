@@ -125,6 +125,9 @@ def _open(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
             train, test = arrays.open_arrays(path)
         else:
             train, test = image_files.open_image_files(path, cache_dir, _classes(config))
+            for split in filter(None, (train, test)):
+                if config.bad_images == "error":
+                    split.require_content()
     elif name == "digits":
         train, test = arrays.digits()
     elif name == "random_bits":

@@ -59,6 +59,13 @@ class ImageFiles:
             raise UnreadableImage(f"{self.file(i)}: {reason(error)}") from error
         return {"image": image, "label": int(self.labels[i]), "file": self.file(i)}
 
+    def require_content(self) -> None:
+        """Raise UserError for empty files."""
+        files = self._place.files
+        empty = [name for name in self._images if files[self._prefix + name][0] == 0]
+        what = f"{self.origin} has {len(empty)} empty or unreadable files: {', '.join(empty[:3])}"
+        require(not empty, f"{what}; remove them, or leave them out with bad_images=skip")
+
     def file(self, i: int) -> str:
         """Return the path of an image, through its zip file if it is in one."""
         return f"{self._place.path}/{self._prefix}{self._images[i]}"

@@ -40,6 +40,9 @@ class Folder:
     def __init__(self, path: Path):
         self.path = os.path.abspath(path)
 
+    def __reduce__(self) -> tuple:
+        return Folder, (Path(self.path),)  # processes that read need no list of all files
+
     @functools.cached_property
     def files(self) -> dict[str, tuple[int, int]]:
         """Size in bytes by name; there is no checksum (0)."""

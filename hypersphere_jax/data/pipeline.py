@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.configs import PretrainConfig, require
+from hypersphere_jax.configs import PretrainConfig, UserError, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
 from hypersphere_jax.utils import caches
 
@@ -101,6 +101,11 @@ def stream(
             if workers:  # the arrays are in shared memory, which Grain reuses
                 batch = tuple(map(np.array, batch))
             yield Batch(*batch)
+    except RuntimeError as error:
+        if "Worker process" not in str(error):
+            raise
+        message = "a process that reads images ended, perhaps for lack of memory; lower workers="
+        raise UserError(message) from error
     finally:
         iterator.close()
         del iterator

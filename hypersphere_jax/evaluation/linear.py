@@ -140,6 +140,8 @@ def _grid_cells(protocol: str, grid: Sequence[Any] | None) -> list[dict[str, flo
 
 def _kept_rows(epoch_features: Callable, rows: np.ndarray, n: int) -> Callable:
     """Return a function of epochs to some rows of the features `[n, d]`."""
+    if len(rows) == n:
+        return epoch_features
 
     def kept(epoch: int) -> SelectedRows:
         features = as_numpy(epoch_features(epoch))

@@ -107,8 +107,9 @@ def held_out_part(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     and never all.
 
     Raises:
-      UserError: for no class with two rows.
+      UserError: for a fraction outside (0, 1), or no class with two rows.
     """
+    require(0 < fraction < 1, f"valid_fraction={fraction} must be between 0 and 1")
     part = np.ones(len(y), np.int32)
     for rows in subsets.shuffled_classes(y, np.random.default_rng(seed)):
         count = max(1, round(fraction * len(rows)))

@@ -45,7 +45,7 @@ def write_report(config: ReportConfig) -> Path:
     check_output(config.out, ".html")
     folders = [run_dir.find(name, config.runs_dir) for name in config.runs]
     if len(folders) == 1:
-        return run_page.draw_run_page(folders[0])
+        return run_page.draw_run_page(folders[0], redraw=False)
     page = config.out or Path(config.runs_dir, "report.html")
     csv_file = page.with_suffix(".csv")
     curves = page.with_name(f"{page.stem}_curves.png")
@@ -155,6 +155,8 @@ def _correct(results: Results, stem: str) -> tuple[np.ndarray, np.ndarray] | Non
     try:
         labels, predicted = (open_array(file, name) for name in PREDICTIONS)
     except UserError:
+        return None
+    if labels.shape != predicted.shape:
         return None
     correct = labels == predicted
     return (labels, correct) if math.isclose(100 * np.mean(correct), result["top1"]) else None

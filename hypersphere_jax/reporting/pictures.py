@@ -14,7 +14,7 @@ from hypersphere_jax.augment.recipes import Recipe
 from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, read
-from hypersphere_jax.data.subsets import Subset
+from hypersphere_jax.data.subsets import Concatenated, Subset
 from hypersphere_jax.evaluation.features import Extractor, concatenate_layers
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.plots.images import Tile
@@ -31,20 +31,25 @@ SENTENCES = 3  # neighbours per sentence
 BANK = 2000  # maximum number of training samples among which neighbours are searched
 
 
-def draw_pictures(folder: Path, config: PretrainConfig | None = None) -> None:
+def draw_pictures(folder: Path, config: PretrainConfig | None = None, redraw: bool = True) -> None:
     """Draw views and neighbours of a run into its figures/, or log a warning.
 
-    `config` is the config of the run with custom functions; it defaults to config.json.
+    Args:
+      folder: Folder of the run.
+      config: Config of the run with custom functions; defaults to config.json.
+      redraw: Replace existing pictures.
     """
     try:
-        dataset = run_dir.open_data(config) if config else run_dir.load_data(folder)
-        encoder = run_dir.load_encoder(folder, config=config)
-        figures = folder / "figures"
-        if encoder.config.reads_text:
-            write_sentences(encoder, dataset, figures / "nearest_sentences.json")
-        else:
-            draw_views(encoder, dataset, figures / "augmented_views.png")
-            draw_neighbours(encoder, dataset, figures / "nearest_neighbours.png")
+        saved = config or run_dir.read_config(folder)
+        draw = {"augmented_views.png": draw_views, "nearest_neighbours.png": draw_neighbours}
+        if saved.reads_text:
+            draw = {"nearest_sentences.json": write_sentences}
+        missing = [name for name in draw if redraw or not (folder / "figures" / name).is_file()]
+        if missing:
+            dataset = run_dir.open_data(config) if config else run_dir.load_data(folder)
+            encoder = run_dir.load_encoder(folder, config=saved)
+            for name in missing:
+                draw[name](encoder, dataset, folder / "figures" / name)
     except (UserError, OSError, ValueError, RuntimeError) as error:  # e.g. out of memory
         logger.warning("%s: its page has no pictures of the data: %s", folder, error)
 
@@ -97,29 +102,30 @@ def _nearest(
     by_class = np.argsort(queries.labels, kind="stable")
     asked = by_class[spread(len(queries), QUERIES)]
     bank = spread(len(train), BANK)
-    if queries is train:
-        bank = np.setdiff1d(bank, asked)
-    features, bank = _outputs(encoder, train, bank)
+    sample = Concatenated([Subset(train, bank, "a sample"), Subset(queries, asked, "queries")])
+    features, numbers = _outputs(encoder, sample)
+    is_member = numbers < len(bank)
+    members = bank[numbers[is_member]]
     found = []
-    for query, number in zip(*_outputs(encoder, queries, asked), strict=True):
-        cosines = features @ query
-        order = np.argsort(-cosines, kind="stable")[:count]
-        found.append((int(number), bank[order], cosines[order]))
+    for number, query in zip(numbers[~is_member] - len(bank), features[~is_member], strict=True):
+        cosines = features[is_member] @ query
+        order = np.argsort(-cosines, kind="stable")
+        if queries is train:
+            order = order[members[order] != asked[number]]  # not the query itself
+        nearest = order[:count]
+        found.append((int(asked[number]), members[nearest], cosines[nearest]))
     return found
 
 
-def _outputs(
-    encoder: RunEncoder, source: Source, numbers: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs `[n, dim]` of unit norm of the readable samples, and their numbers `[n]`."""
-    sample = Subset(source, numbers, "a sample")
+def _outputs(encoder: RunEncoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    """Return outputs `[n, dim]` of unit norm of the readable samples, and their indices `[n]`."""
     devices = distributed.local_devices(1)
-    extractor = Extractor(encoder.apply, encoder.config, sample, devices, {"output": "none"})
-    batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
-    (layers,), _ = concatenate_layers(batches)
+    extractor = Extractor(encoder.apply, encoder.config, source, devices, {"output": "none"})
+    batches = list(extractor.read())
+    (layers,), _ = concatenate_layers(extractor.forward(encoder.params, encoder.stats, batches))
+    indices = np.concatenate([batch.indices for batch in batches])
     norms = np.linalg.norm(layers["output"], axis=1, keepdims=True)
-    readable = np.concatenate(extractor.indices)
-    return layers["output"] / np.maximum(norms, 1e-12), numbers[readable]
+    return layers["output"] / np.maximum(norms, 1e-12), indices[indices >= 0]
 
 
 def spread(n: int, count: int) -> np.ndarray:

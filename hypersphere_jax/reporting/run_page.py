@@ -29,9 +29,9 @@ HEADERS = {"top1": "top-1 (%)", "top1_interval": "95% interval", "top5": "top-5 
 NOT_SHOWN = {"run", "protocol", "num_classes", "gradient_norm", "chosen_at_edge"}
 
 
-def draw_run_page(folder: Path, config: PretrainConfig | None = None) -> Path:
+def draw_run_page(folder: Path, config: PretrainConfig | None = None, redraw: bool = True) -> Path:
     """Draw the pictures of a run, see `pictures.draw_pictures`, and write its page."""
-    pictures.draw_pictures(folder, config)
+    pictures.draw_pictures(folder, config, redraw)
     return write_run_page(folder)
 
 

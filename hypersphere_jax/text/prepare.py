@@ -20,6 +20,7 @@ from tyro.conf import Positional, arg
 from hypersphere_jax.configs import DataConfig, UserError, base, require
 from hypersphere_jax.configs.data import MAX_TOKENS
 from hypersphere_jax.data import NAMED, Dataset
+from hypersphere_jax.data.layouts import EXTENSIONS
 from hypersphere_jax.text import corpus, text_files
 from hypersphere_jax.text.corpus import Corpus, open_corpus
 from hypersphere_jax.text.packing import END, SPECIAL, UNKNOWN
@@ -110,7 +111,9 @@ def find_text(config: DataConfig) -> Path | None:
         return None
     path = _text_path(config)
     files = list(itertools.islice(text_files.visible_files(path), MAX_LISTED))
-    is_mostly_text = 2 * sum(map(text_files.is_text, files)) > len(files)
+    texts = sum(map(text_files.is_text, files))
+    images = sum(file.suffix[1:].lower() in EXTENSIONS for file in files)  # perhaps with labels
+    is_mostly_text = 2 * texts > len(files) and 10 * images < texts
     if config.data == BOOKS or is_mostly_text or (path / corpus.RECORD).is_file():
         return path
     return None

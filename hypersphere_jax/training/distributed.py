@@ -88,11 +88,12 @@ def check_equal(values: dict[str, Any]) -> None:
     checksums = [zlib.crc32(repr(value).encode()) for value in values.values()]
     gathered = multihost_utils.process_allgather(np.asarray(checksums, np.uint32))
     is_equal = (gathered == gathered[0]).all(axis=0)
-    differing = [name for name, equal in zip(values, is_equal, strict=True) if not equal]
+    pairs = zip(values.items(), is_equal, strict=True)
+    differing = [f"{name}={value}" for (name, value), equal in pairs if not equal]
     if differing:
         raise UserError(
-            f"the processes differ in {', '.join(differing)}: start all with the same options, "
-            "data and kind of machine"
+            f"process {jax.process_index()} differs from another process ({', '.join(differing)} "
+            "here): start all with the same options, data and kind of machine"
         )
 
 

@@ -159,7 +159,7 @@ class WandbRun:
                 out.write(secrets.token_hex(4).encode())
         try:
             self._run: Any = wandb.init(
-                id=file.read_text(),
+                id=file.read_text().strip(),
                 resume="allow",
                 name=config.name,
                 project=os.environ.get("WANDB_PROJECT", "hypersphere-jax"),

@@ -1,6 +1,7 @@
 """The folder of a run: config.json, its sessions and lock, its data, its encoder (docs/runs.md)."""
 
 import contextlib
+import difflib
 import platform
 import tempfile
 import time
@@ -79,8 +80,10 @@ def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
             f"{name!r} is a file, and a run is a folder: `import-torch` makes one of weights"
         )
     known = sorted(file.parent.name for file in Path(runs_dir).glob("*/config.json"))
-    shown = ", ".join(known[:MAX_NAMES]) or "none"
-    raise UserError(f"no run {name!r}; runs in runs_dir={runs_dir}: {shown}")
+    siblings = [file.parent.name for file in Path(name).parent.glob("*/config.json")]
+    shown = difflib.get_close_matches(Path(name).name, [*known, *siblings]) or known[:MAX_NAMES]
+    names = ", ".join(shown) or "none"
+    raise UserError(f"no run {name!r}; runs in runs_dir={runs_dir}: {names}")
 
 
 # Creating, resuming and removing the folder.
@@ -103,9 +106,11 @@ def remove(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run, and is not overwritten: choose another name=")
     read_record(folder)
-    aside = tempfile.TemporaryDirectory(prefix=".overwritten-", dir=folder.parent)
-    with lock(folder), aside as parent:
-        folder.rename(Path(parent, folder.name))
+    with (
+        lock(folder),
+        tempfile.TemporaryDirectory(prefix=".overwritten-", dir=folder.parent) as aside,
+    ):
+        folder.rename(Path(aside, folder.name))
 
 
 def training_config(config: PretrainConfig) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
     if changes and not config.force:
         raise UserError(
             f"{folder} contains a run with other options or data ({'; '.join(changes)}): leave "
-            f"them, {other}, or resume with force=True (--force)"
+            f"them, {other}, or resume with force=True"
         )
     return changes
 

@@ -114,9 +114,9 @@ def set_up(config: PretrainConfig, load: Callable = run_dir.open_data) -> RunSet
     devices = distributed.global_devices(config.devices)
     distributed.check_batch_size(config, devices)
     dataset = load(config)
-    digest = dataset.digest()
     config = resolve(config, dataset)
     check_devices(config, dataset.pretrain, devices)
+    digest = dataset.digest()
     if config.supervised_weight:
         train = subsets.labelled(dataset.train)
         dataset = dataset._replace(train=train, pretrain=train)

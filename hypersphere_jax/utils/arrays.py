@@ -49,9 +49,12 @@ def array_names(path: str | Path) -> list[str]:
 def _loaded(path: str | Path) -> Iterator[Any]:
     """Load a file, and turn the many kinds of exceptions for damaged files into UserError."""
     with open_file(path) as stream:
-        is_archive = stream.read(2) == b"PK"
+        start = stream.read(6)
         stream.seek(0)
+        is_archive = start.startswith(b"PK")
         try:
+            if not (is_archive or start == b"\x93NUMPY"):
+                raise ValueError("it is not an .npy or .npz file")
             if is_archive:
                 with np.load(stream, allow_pickle=False) as archive:
                     yield archive

@@ -3,7 +3,18 @@
 # Extras of pyproject.toml and the modules that the package imports.
 EXTRAS = {
     "train": (
-        *("flax", "optax", "orbax", "sklearn", "PIL", "tyro", "rich", "matplotlib", "tensorboardX"),
+        *(
+            "flax",
+            "optax",
+            "orbax",
+            "sklearn",
+            "PIL",
+            "tyro",
+            "docstring_parser",
+            "rich",
+            "matplotlib",
+            "tensorboardX",
+        ),
         *("h5py", "scipy", "grain", "safetensors", "yaml", "jinja2"),
     ),
     "tfds": ("tensorflow_datasets", "importlib_resources"),

@@ -130,6 +130,20 @@ def silence_orbax() -> None:
     sys.unraisablehook = hook
 
 
+class _Once(logging.Filter):
+    """Drop repeated messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        is_new = message not in self._seen
+        self._seen.add(message)
+        return is_new
+
+
 @contextlib.contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Print the package's log messages to stderr while a command runs."""
@@ -137,6 +151,7 @@ def log_to_stderr() -> Iterator[None]:
     level = logger.level
     propagate = logger.propagate
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_Once())
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger.setLevel(logging.INFO)
     logger.propagate = False  # imports of other packages may add a handler to the root

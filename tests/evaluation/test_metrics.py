@@ -142,7 +142,7 @@ def run(image_run, tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"step": 28}, "metrics-test-step28"),
+        ({"step": 28, "split": "train"}, "metrics-train-step28"),
         ({"alpha": 1.0, "t": 3.0, "seed": 4}, "metrics-test-alpha1.0-t3.0-seed4"),
     ],
 )
@@ -150,7 +150,8 @@ def test_metrics_of_a_run_are_those_of_its_checkpoint_and_split(run, options, na
     config = MetricsConfig(str(run), devices=1, **options)
     found = run_metrics(config)
     assert read_json(run / "eval" / f"{name}.json").items() >= found.items()
-    source = run_dir.load_data(run).test
+    dataset = run_dir.load_data(run)
+    source = dataset.train if config.split == "train" else dataset.test
     x = hj.load(run, config.step)(source.images)
     assert (found["step"], found["n"]) == (config.step or 56, len(x))
     assert found["uniform"] == pytest.approx(uniformity(x, config.t), rel=1e-4)

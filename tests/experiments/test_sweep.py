@@ -6,7 +6,7 @@ import tiny_runs
 
 from experiments.lib.evaluation import Evaluation
 from experiments.lib.records import Predictions, read_results, write_results
-from experiments.lib.sweep import Run, placed, read_rows, run_all
+from experiments.lib.sweep import Run, fail, placed, read_rows, run_all
 from experiments.options import SweepOptions
 from hypersphere_jax.configs import UserError
 
@@ -50,6 +50,15 @@ def test_finished_runs_are_skipped_and_failed_runs_retried_on_request(folder):
     run_all(lambda rows: RUNS, folder, SweepOptions(retry=True))
     second = modified(folder)
     assert {name for name in first if second[name] != first[name]} == {"late", "diverged"}
+
+
+def test_runs_start_from_a_run_that_failed_in_its_evaluation(tmp_path):
+    start, late = make_run("start"), make_run("late", init_from="start")
+    run_all(lambda rows: [start], tmp_path)
+    placed(start, tmp_path).rows_file.unlink()
+    fail(placed(start, tmp_path), "out of memory", is_trained=True)
+    rows = run_all(lambda rows: [start, late], tmp_path)
+    assert [row["status"] for row in rows] == ["failed", "done"]
 
 
 def test_later_runs_depend_on_earlier_rows(folder):

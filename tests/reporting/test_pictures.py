@@ -35,11 +35,18 @@ def test_neighbours_have_the_highest_cosine(image_run):
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn(image_run, tmp_path):
+def test_pictures_are_drawn_once_unless_asked(image_run, tmp_path):
     run = shutil.copytree(image_run, tmp_path / "run")
     pictures.draw_pictures(run)
-    for name in ("augmented_views.png", "nearest_neighbours.png"):
-        with Image.open(run / "figures" / name) as picture:
+    names = ("augmented_views.png", "nearest_neighbours.png")
+    first, second = (run / "figures" / name for name in names)
+    first.write_bytes(b"existing")
+    second.unlink()
+    pictures.draw_pictures(run, redraw=False)
+    assert first.read_bytes() == b"existing"
+    pictures.draw_pictures(run)
+    for file in (first, second):
+        with Image.open(file) as picture:
             picture.load()
 
 

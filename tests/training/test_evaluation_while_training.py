@@ -172,10 +172,22 @@ def test_collapse_is_reported(d, rank, caplog):
     assert len(caplog.messages) == (rank < max(1.5, d / 32))
 
 
-def test_collapse_to_zero_and_few_directions_of_a_supervised_run(caplog):
+@pytest.mark.parametrize("rank", [0, 3])
+def test_collapse_of_zeros_and_few_directions_with_labels(rank, caplog):
     """A supervised run needs no more directions than classes."""
+    outputs = np.eye(128, dtype=np.float32)[:rank] if rank else np.zeros((1, 128), np.float32)
     options = {"supervised_weight": 1.0, "num_classes": 10, "dim": 128}
-    values = run_evaluator(np.eye(128, dtype=np.float32)[:3], ("rankme",), **options)
-    assert values["eval/rankme"] == pytest.approx(3, rel=1e-3) and not caplog.messages
-    assert run_evaluator(np.zeros((1, 128), np.float32), ("rankme",), **options)
-    assert len(caplog.messages) == 1
+    values = run_evaluator(outputs, ("rankme",), **options)
+    assert values["eval/rankme"] == pytest.approx(rank, rel=1e-3)
+    assert len(caplog.messages) == (rank == 0)
+
+
+def test_neighbours_and_votes_are_options():
+    """The neighbours are all images, so that the largest class wins."""
+    options = {"eval_vote": "similarity", "eval_temperature": 1e6, "eval_split": "test"}
+    count = len(data.load(tiny_runs.short(".")).train)
+    values = run_evaluator(np.eye(6, dtype=np.float32)[:1], ("knn",), eval_k=count, **options)
+    dataset = data.load(tiny_runs.short("."))
+    largest = np.bincount(dataset.train.labels).argmax()
+    expected = 100 * np.mean(dataset.test.labels == largest)
+    assert values["eval/knn_top1"] == pytest.approx(expected)

@@ -11,8 +11,10 @@ import optax
 import oracles
 import own_parts
 import pytest
+import tiny_runs
 from points import sphere
 from run_states import timeless
+from steps_by_hand import assert_close
 
 import hypersphere_jax as hj
 from hypersphere_jax import configs as C
@@ -141,6 +143,16 @@ def test_temperature_stays_between_a_hundredth_and_one(start, bound, one_device)
     np.testing.assert_allclose(after.logit_scale, math.log(bound), rtol=1e-6, atol=1e-6)
 
 
+@tiny_runs.needs_devices(2)
+def test_two_devices_equal_one(one_device):
+    step, state = make("data")
+    mapped = jax.pmap(step, "data", in_axes=(None, None, None, 0, None), devices=jax.devices()[:2])
+    found = mapped(state, *BATCH[:2], BATCH[2].reshape(2, -1), KEY)
+    expected = one_device[0](one_device[1], *BATCH, KEY)
+    for device in range(2):
+        assert_close(jax.tree.map(lambda x, i=device: np.asarray(x[i]), found), expected)
+
+
 def test_run_learns_saves_and_resumes_the_temperature(tmp_path):
     options = CONTRASTIVE | {"contrastive_tau": 0.3, "queue_size": 96}
     config = own_parts.config(tmp_path, **options, learn_tau=True, weight_decay=0.1)
@@ -168,6 +180,8 @@ def _saved_scale(folder):
     ("options", "match"),
     [
         ({}, "contrastive_weight"),
+        ({"loss": "prior_matching"}, "learn_tau"),
+        ({"loss": "nt_xent", "loss_tau": 0.005}, "loss_tau"),
         ({"loss": "nt_xent", "loss_tau": 2.0}, "loss_tau"),
         ({"loss": "balanced_contrastive"}, "learn_tau"),
     ],
