@@ -31,6 +31,8 @@ class QuickstartConfig(Config):
 class SweepOptions(Config):
     """Options to train and evaluate several runs."""
 
+    only: tuple[str, ...] = ()
+    """Names of runs to train, with wildcards such as 'figure7_*seed0'. `--dry-run` prints names."""
     jobs: int = 1
     """Processes that train at a time, each with separate cores. One job on an accelerator trains
     encoders that differ in scalars only in one program."""
@@ -68,4 +70,4 @@ class ReproduceConfig(SweepOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.item is None:
-            refuse(self, ("scale", "dry_run", "retry", "seed_offset"), "needs an ITEM")
+            refuse(self, ("scale", "only", "dry_run", "retry", "seed_offset"), "needs an ITEM")

@@ -6,9 +6,11 @@ run has a `KEY.failed.json` with the reason.
 """
 
 import dataclasses
+import fnmatch
 import functools
 import hashlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +26,7 @@ from experiments.lib.processes import map_processes
 from experiments.lib.records import PREDICTIONS, Rows, read_predictions, write_predictions
 from experiments.options import SweepOptions
 from hypersphere_jax import data
-from hypersphere_jax.configs import DataConfig, Diverged, PretrainConfig
+from hypersphere_jax.configs import DataConfig, Diverged, PretrainConfig, require
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training.train import train
 from hypersphere_jax.training.vmapped import train_vmapped
@@ -90,6 +92,9 @@ def run_all(
     The plan (finished rows) -> runs is called again after each sweep, as later runs may depend on
     the rows of earlier ones, until it returns no new runs. `command` is recorded in the folder of
     each run.
+
+    Raises:
+      UserError: if `options.only` leaves runs to do.
     """
     rows: Rows = []
     names: set[str] = set()
@@ -100,6 +105,9 @@ def run_all(
             return rows
         names |= new_names
         sweep(runs, options, command)
+        missing = len(unfinished(runs))
+        message = f"{missing} runs are unfinished; run the command without --only for the analysis"
+        require(missing == 0, message)
         rows = [row for run in runs for row in read_rows(run) or []]
 
 
@@ -130,7 +138,7 @@ def data_folder(name: str, data_dir: str | None) -> str | None:
 
 
 def sweep(runs: Sequence[Run], options: SweepOptions, command: str) -> None:
-    """Train and evaluate the unfinished runs.
+    """Train and evaluate the unfinished runs that `options.only` selects.
 
     A run that diverges or runs out of memory is recorded as failed, and the sweep continues.
 
@@ -141,7 +149,7 @@ def sweep(runs: Sequence[Run], options: SweepOptions, command: str) -> None:
     if options.retry:
         for run in runs:
             run.failure_file.unlink(missing_ok=True)
-    configs = [run.config for run in unfinished(runs)]
+    configs = [run.config for run in unfinished(runs, options.only)]
     # Missing images end the sweep before its first run.
     for name, folder in dict.fromkeys((config.data, config.data_dir) for config in configs):
         if name not in (*data.EMBEDDED, *TEXT):
@@ -150,20 +158,22 @@ def sweep(runs: Sequence[Run], options: SweepOptions, command: str) -> None:
     first = [run for run in runs if str(run.folder) in starts]
     for wave in (first, runs):
         failed = {str(run.folder) for run in first if run.failure_file.exists()}
-        for run in unfinished(wave):
+        for run in unfinished(wave, options.only):
             if run.config.init_from in failed:
                 fail(run, f"{run.config.init_from}, the run it starts from, failed")
         if options.jobs == 1 and jax.default_backend() != "cpu":
-            train_together(unfinished(wave), command)
-        to_do = unfinished(wave)
+            train_together(unfinished(wave, options.only), command)
+        to_do = unfinished(wave, options.only)
         ended = map_processes(functools.partial(carry_out, command=command), to_do, options.jobs)
         for number, run in enumerate(ended, 1):
             print(f"{number} of {len(to_do)}: {run.config.name}", file=sys.stderr)
 
 
-def unfinished(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs without rows."""
-    return [run for run in runs if read_rows(run) is None]
+def unfinished(runs: Sequence[Run], patterns: Sequence[str] = ()) -> list[Run]:
+    """Return the runs without rows whose names match one of the patterns, if there are any."""
+    expression = "|".join(map(fnmatch.translate, patterns or ["*"]))
+    selected = [run for run in runs if re.match(expression, run.config.name)]
+    return [run for run in selected if read_rows(run) is None]
 
 
 def read_rows(run: Run) -> Rows | None:

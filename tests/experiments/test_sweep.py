@@ -58,6 +58,12 @@ def test_later_runs_depend_on_earlier_rows(folder):
     assert [row["run"] for row in rows] == ["a", "b"]
 
 
+def test_selected_runs_are_trained_alone(folder):
+    with pytest.raises(UserError, match="--only"):
+        run_all(lambda rows: [make_run("a"), make_run("c")], folder, SweepOptions(only=("a*",)))
+    assert not (folder / "c").exists()
+
+
 def test_rows_belong_to_config_and_evaluation(folder):
     run = make_run("a")
     for other in (run.replace(seed=1), run.evaluated(folds=None), run.evaluated(tasks=("mr",))):

@@ -169,7 +169,7 @@ def _saved_scale(folder):
     [
         ({}, "contrastive_weight"),
         ({"loss": "nt_xent", "loss_tau": 2.0}, "loss_tau"),
-        ({"loss": "balanced_contrastive"}, "balanced_contrastive"),
+        ({"loss": "balanced_contrastive"}, "learn_tau"),
     ],
 )
 def test_losses_without_a_learnable_temperature_are_refused(options, match):
