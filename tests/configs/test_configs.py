@@ -11,6 +11,7 @@ from experiments.options import QuickstartConfig, ReproduceConfig
 from hypersphere_jax import cli
 from hypersphere_jax import configs as C
 from hypersphere_jax.configs.base import field_types
+from hypersphere_jax.configs.flags import with_flags
 from hypersphere_jax.depth.config import DepthConfig
 from hypersphere_jax.text.prepare import PrepareTextConfig
 
@@ -238,3 +239,19 @@ def test_the_record_of_a_run_is_a_file_of_options(short_run):
 def test_invalid_files_are_refused(text, named, parse):
     with pytest.raises(C.UserError, match=named):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("message", "flags"),
+    [
+        ("batch_size=300 does not divide", "--batch-size 300 does not divide"),
+        ("leave them, choose another name=, or", "leave them, choose another --name, or"),
+        ("resume with force=True", "resume with --force"),
+        ("unit_norm=False: leave it out", "--no-unit-norm: leave it out"),
+        ("runs/tau=0.5/a: no run", "runs/tau=0.5/a: no run"),
+        ("from Python, train(config, loss=…)", "from Python, train(config, loss=…)"),
+        ("XLA_FLAGS=--a=b", "XLA_FLAGS=--a=b"),
+    ],
+)
+def test_messages_of_the_command_line_name_flags(message, flags):
+    assert with_flags(message) == flags
