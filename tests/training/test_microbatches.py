@@ -68,6 +68,7 @@ def test_microbatches_equal_the_batch_in_float64():
             jax.tree.map(close, parts, batch)
 
 
+@pytest.mark.slow
 @tiny_runs.needs_devices(4)
 def test_microbatches_are_groups_of_batch_norm():
     groups = trained(functools.partial(normed, groups=2), np.float32)

@@ -148,7 +148,10 @@ def test_queue_objective_follows_its_config(rng):
 @tiny_runs.needs_devices(4)
 @pytest.mark.parametrize(
     ("fixture", "options"),
-    [("one_device", {}), ("symmetric", {"symmetric": True})],
+    [
+        ("one_device", {}),
+        pytest.param("symmetric", {"symmetric": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_step_under_pmap_with_shuffled_keys_equals_one_device(fixture, options, request):
     states = request.getfixturevalue(fixture)
