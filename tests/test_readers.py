@@ -146,5 +146,5 @@ def test_caches_contain_what_was_written_or_are_not_read(tmp_path, rng, caplog):
         file.write_bytes(content)
         assert caches.read(file) is None
         assert len(caplog.records) == number
-    file.with_name("others.npy").write_bytes(whole)  # of something else
+    file.with_name("others.npy").write_bytes(whole)  # a cache of another array
     assert caches.read(file.with_name("others.npy")) is None

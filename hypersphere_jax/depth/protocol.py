@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
     encoder: RunEncoder
     dataset: datasets.Dataset
-    shape: tuple[int, int, int]  # of the layer: (side, side, channels)
+    shape: tuple[int, int, int]  # shape of the layer: (side, side, channels)
     crop: Callable[[np.ndarray], np.ndarray]  # from [h, w, c] to the image of an evaluation
     train: DepthData
     result: dict[str, Any]

@@ -113,7 +113,7 @@ def uniformity(x: Any, t: float = 2.0) -> Estimate:
     """Return the log of the mean Gaussian potential of all pairs of rows `[n, d]`: `uniform_loss`.
 
     The features are copied to one device in float32. Time grows with n^2, memory with n. The
-    standard error is that of a U-statistic (Hoeffding), rough for fewer than about 20 points.
+    standard error of a U-statistic (Hoeffding) is rough for fewer than about 20 points.
 
     Raises:
       UserError: for fewer than two points.

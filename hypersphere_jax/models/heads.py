@@ -19,7 +19,7 @@ class Form(NamedTuple):
     hidden: int  # number of hidden layers, each followed by ReLU
     normed: bool  # batch norm after every layer; otherwise every layer has a bias
     last_bias: bool = True  # whether the last batch norm has a bias
-    width: int | None = None  # default width of the hidden layers; None for the input's
+    width: int | None = None  # width of the hidden layers; defaults to the input's width
 
 
 FORMS = {

@@ -1,6 +1,6 @@
 """Batch normalization over the global batch, a device's part of the batch, or groups.
 
-The normalization has a derivative of its own. Automatic differentiation of mean and variance takes
+The normalization has a custom derivative. Automatic differentiation of mean and variance takes
 six passes over the activations, this one two. On an H100 the passes of batch norm are most of the
 time of a ResNet's step.
 """
@@ -139,7 +139,7 @@ def _multiply_add(y: jax.Array, slope: jax.Array, offset: jax.Array) -> jax.Arra
     """Return `y * slope + offset`, whose transpose is two sums over the gradient.
 
     On GPUs, the two sums are one sum of complex numbers. XLA estimates that two sums read the
-    gradient twice; it then writes the gradient in a pass of its own instead of fusing it.
+    gradient twice; it then writes the gradient in a separate pass instead of fusing it.
     """
 
     def complex_product(y, slope, offset):

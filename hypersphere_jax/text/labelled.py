@@ -67,7 +67,7 @@ class LabelledSentences:
 
 
 def load_labelled(name: str, data_dir: Path | None, vocabulary: Sequence[str]) -> Dataset:
-    """Load labelled sentences as token ids; those of more than `LONGEST` tokens are truncated.
+    """Load labelled sentences as token ids, truncated to `LONGEST` tokens.
 
     Args:
       name: "mr" or "cr" in `data_dir`; or the path STEM of two files STEM.pos and STEM.neg with a

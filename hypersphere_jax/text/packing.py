@@ -18,7 +18,7 @@ OTHER_DEVICE = -1  # position of a sentence that another device has
 class Packed(NamedTuple):
     """k sentences in r rows of t tokens. Positions are in the flattened rows."""
 
-    words: Any  # token ids [r, t], PADDING where there is no sentence
+    words: Any  # token ids [r, t], PADDING elsewhere
     first: Any  # position of the first token of each sentence [k], or OTHER_DEVICE
     last: Any  # position of the END of each sentence [k], or OTHER_DEVICE
 

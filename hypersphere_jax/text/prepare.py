@@ -34,7 +34,7 @@ logger = logging.getLogger("hypersphere_jax")
 BOOKS = "books"  # name of the text in `data_dir`
 CACHE = "~/.cache/hypersphere_jax/text"
 FORMAT = 2  # changes with the tokenizer and with the files of a corpus
-MAX_LISTED = 10_000  # files of a folder that are listed to tell text from images
+MAX_LISTED = 10_000  # files of a folder that are listed to distinguish text from images
 # Options of `DataConfig` that apply to images only.
 IMAGE_OPTIONS = (
     *("channels", "classes", "subset", "subset_size", "fraction", "folds", "bits"),

@@ -29,7 +29,7 @@ class SentenceGRU(nnx.Module):
 
         n = tanh(W_n x + b_n + r (U_n h + c_n)),  h' = (1 - u) n + u h
 
-    Biases start at 0. With `init="chrono"` those of the update gates u start at log(T), with T
+    Biases start at 0. With `init="chrono"` the biases of the update gates u start at log(T), with T
     uniform from 1 to 63 words, and a state keeps the share T / (T + 1) per word.
 
     Source: Logeswaran & Lee 2018; Wang & Isola, B.3; Tallec & Ollivier 2018 for "chrono".

@@ -1,8 +1,8 @@
 """Batches on the devices: all images once, and the indices of each step, or the step's images.
 
 The step takes `(images, labels, indices)` and gathers its part of the batch itself; of streamed
-images it takes all, in their order. `devices` are those of all processes, and each process reads
-the rows of its devices.
+images it takes all, in their order. `devices` includes the devices of all
+processes, and each process reads the rows of its devices.
 """
 
 import functools
@@ -68,8 +68,8 @@ def call_batches(
 ) -> Generator[tuple[Any, ...]]:
     """Return `(images, labels, indices, count)` of each call of several steps, see `make_steps`.
 
-    Images are resident. `indices` have an axis of `at_once` steps after that of the devices; the
-    last steps of a shorter call are repetitions.
+    Images are resident. `indices` have an axis of `at_once` steps after the axis of the devices.
+    The last steps of a shorter call are repetitions.
     """
     images, labels = _resident(config, dataset.pretrain, devices)
     rows = distributed.local_rows(config.batch_size, devices, config.microbatches)
@@ -92,7 +92,7 @@ def vmapped_batches(
 ) -> Generator[tuple[Any, Any, Any]]:
     """Return `(images, labels, indices)` of each step of vmapped runs, in one process.
 
-    Images are resident. `indices` have an axis of the runs after that of the devices.
+    Images are resident. `indices` have an axis of the runs after the axis of the devices.
     """
     images, labels = _resident(config, dataset.pretrain, devices)
     rows = distributed.local_rows(config.batch_size, devices, config.microbatches)

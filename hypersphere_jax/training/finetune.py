@@ -104,7 +104,7 @@ def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
 
 
 def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> float:
-    """Return the rate of the best accuracy, the smallest of equals; None is a diverged rate."""
+    """Return the rate of the best accuracy, the smallest of equals. A diverged rate has None."""
     pairs = zip(rates, valid_top1, strict=True)
     scored = [(-top1, rate) for rate, top1 in pairs if top1 is not None]
     if not scored:

@@ -22,7 +22,7 @@ class RateSchedule(NamedTuple):
     """Learning rate as a function of the number of steps done."""
 
     rate: optax.Schedule
-    steps: int  # of the run
+    steps: int  # number of steps of the run
 
     def __call__(self, step: Any) -> Any:
         return self.rate(step)

@@ -14,8 +14,8 @@ SIZE = {"image_size": 16, "in_channels": 3, "dim": 64, "num_classes": 48}
 LARGEST = {"normal": (2.8, 6), "truncated": (2.0, 2.3), "uniform": (1.6, 1.76)}
 
 
-# Variance times inputs, outputs or 1, and family: of convolutions, linear layers with batch norm,
-# other linear layers.
+# Variance times inputs, outputs or 1, and family of distributions, for convolutions, linear layers
+# with batch norm, and other linear layers.
 HE = (2, "inputs", "truncated")
 LECUN = (1, "inputs", "truncated")
 TORCH = (1 / 3, "inputs", "uniform")
