@@ -35,9 +35,7 @@ class Scheme(NamedTuple):
     residual: Callable  # convolutions of ResNets
     normed: Callable  # linear layers with batch norm
     linear: Callable  # other linear layers
-    bias: Callable[[int], Callable] = (
-        _zeros  # biases of the other linear layers, by number of inputs
-    )
+    bias: Callable[[int], Callable] = _zeros  # other linear layers' biases, by number of inputs
     zero_residual: bool = False  # the last scale of every residual block starts at 0
 
 
